@@ -1,0 +1,59 @@
+"""How requests end: finish reasons, refusals, and the news of a request after a step.
+
+Must not know: gRPC, protobuf, torch. A refusal is a value, never an exception.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RefusalCode(Enum):
+    """Why a request is not (any longer) served; `api/errors.py` maps each to one gRPC status."""
+
+    INVALID = "invalid"  # the client's mistake
+    TOO_LARGE = "too_large"  # over a size limit of the transport
+    QUEUE_FULL = "queue_full"  # try again later
+    SLOW_READER = "slow_reader"  # its unread output passed the limit
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    SHUTTING_DOWN = "shutting_down"  # another replica may serve it
+    ENGINE_GONE = "engine_gone"
+    FAILED = "failed"  # this request's own failure
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reason in words for the client: numbers yes; paths, class names and tracebacks no."""
+
+    code: RefusalCode
+    message: str
+    field: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last word on a request. `completion_tokens` counts every sampled token, a stop token included."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_token_id: int | None = None
+    error: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNews:
+    """New tokens of one request since its last news, and its end if it came."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None

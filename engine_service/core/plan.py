@@ -1,0 +1,81 @@
+"""What the scheduler decides for one step, and what the worker returns: immutable data.
+
+Nothing else crosses between them. Must not know: torch, the clock, how a plan is made or executed.
+"""
+
+from dataclasses import dataclass
+
+from engine_service.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request the worker does not hold yet (first step, or first after a preemption).
+
+    `token_ids` is everything known: the prompt and, after a preemption, the completion so far.
+    `prompt_length` splits the two. `block_ids` is the block table so far, cached prefix included.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one request in one step: positions `start` .. `start + length - 1`.
+
+    The worker holds the token ids itself: those of `NewRequest`, and every token it sampled since, so
+    that a chunk can be planned before the token it starts with has been read back. `new_block_ids` are
+    appended to the request's block table. `samples`: the chunk reaches the request's last token, so the
+    worker takes logits there and samples the token at position `start + length`.
+    `allow_stop` is False while min_tokens is not reached: the request's stop tokens must not be sampled.
+    """
+
+    request_id: int
+    start: int
+    length: int
+    new_block_ids: tuple[int, ...]
+    samples: bool
+    allow_stop: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step of the engine: decode chunks (length 1) first, then prefill chunks.
+
+    `dropped` are requests that the worker forgets before it executes the chunks (finished, aborted or
+    preempted since the previous plan). A request in `new` is always also in `chunks`; it may be in
+    `dropped` too when it was preempted and comes back at once.
+    """
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    new: tuple[NewRequest, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One request's own failure in a step (say, its logits were not finite); the others go on."""
+
+    request_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the worker returns for a plan: one token for each chunk that samples, or its failure.
+
+    `sampled` pairs (request id, token id), in the order of the plan's chunks.
+    """
+
+    step: int
+    sampled: tuple[tuple[int, int], ...]
+    failures: tuple[Failure, ...] = ()
