@@ -4,6 +4,7 @@ Knows the folder of the .proto files and grpcio-tools, nothing of the services.
 """
 
 import sys
+import sysconfig
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,8 +16,12 @@ ROOT = Path(__file__).parent
 def generate(out: Path) -> None:
     """Writes `*_pb2.py`, `*_pb2_grpc.py` and typed `.pyi` files for every .proto under `out`."""
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
+    scripts = Path(sysconfig.get_path("scripts"))
     arguments = [
         "protoc",
+        # the plugins of this environment, whatever PATH says
+        f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
         f"--proto_path={ROOT}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
         f"--python_out={out}",

@@ -30,10 +30,15 @@ class GenerationOptions(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     include_stop_str_in_output: _builtins.bool
     """Keep the matched stop string or stop token in the text. Unset: false."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Unset: true."""
+    cache_salt: _builtins.str
+    """Requests share cached prefixes only with the same salt; at most 256
+    characters. Empty and unset: the common, unsalted cache.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams: ...
     @_builtins.property
@@ -47,15 +52,20 @@ class GenerationOptions(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         include_stop_str_in_output: _builtins.bool | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        cache_salt: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_include_stop_str_in_output", b"_include_stop_str_in_output", "_skip_special_tokens", b"_skip_special_tokens", "include_stop_str_in_output", b"include_stop_str_in_output", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_skip_special_tokens", b"_skip_special_tokens", "cache_salt", b"cache_salt", "include_stop_str_in_output", b"include_stop_str_in_output", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_include_stop_str_in_output", b"_include_stop_str_in_output", "_skip_special_tokens", b"_skip_special_tokens", "include_stop_str_in_output", b"include_stop_str_in_output", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_skip_special_tokens", b"_skip_special_tokens", "cache_salt", b"cache_salt", "include_stop_str_in_output", b"include_stop_str_in_output", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__include_stop_str_in_output: _TypeAlias = _typing.Literal["include_stop_str_in_output"]  # noqa: Y015
     _WhichOneofArgType__include_stop_str_in_output: _TypeAlias = _typing.Literal["_include_stop_str_in_output", b"_include_stop_str_in_output"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__include_stop_str_in_output) -> _WhichOneofReturnType__include_stop_str_in_output | None: ...
     @_typing.overload
