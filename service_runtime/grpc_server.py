@@ -1,0 +1,89 @@
+"""The gRPC server both services run: options that are part of the wire contract, health, reflection, binding.
+
+Must not know: which services are served.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+DEFAULT_MAX_REQUEST_BYTES = 4 * 1024 * 1024
+
+_KEEPALIVE_FLOOR: list[tuple[str, int]] = [
+    # Gateways ping every 30 s; the library's floor of 300 s would end their quiet requests.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+def server_options(max_request_bytes: int) -> list[tuple[str, int]]:
+    """Options of every server. A port in use is an error, never shared."""
+    return [
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),
+        *_KEEPALIVE_FLOOR,
+    ]
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """Options of every channel between our services."""
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A replica that comes back is found again within seconds.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+
+
+class ServiceHealth:
+    """`grpc.health.v1` for the server as a whole ("") and for each service by name; NOT_SERVING until told."""
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self._names = ("", *service_names)
+        self._servicer = health.aio.HealthServicer()
+        self.is_serving = False
+
+    async def set_serving(self, is_serving: bool) -> None:
+        self.is_serving = is_serving
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if is_serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+    async def add_to(self, server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        reflection.enable_server_reflection(
+            [*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
+        await self.set_serving(False)
+
+
+class PortInUse(Exception):
+    """The address cannot be bound."""
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Binds `host:port` (port 0: any free one) and returns the port. Raises PortInUse."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise PortInUse(
+            f"cannot listen on {address}: the port is in use or the address is not ours"
+        ) from error
+    if bound == 0:
+        raise PortInUse(f"cannot listen on {address}: the port is in use or the address is not ours")
+    return bound

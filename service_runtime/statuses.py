@@ -1,0 +1,54 @@
+"""Ends a gRPC call with a status and its machine-readable details (google.rpc BadRequest, RetryInfo).
+
+Must not know: why a request was refused.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+
+def build_status(
+    code: grpc.StatusCode,
+    message: str,
+    *,
+    field_violations: Sequence[tuple[str, str]] = (),
+    retry_after_s: float | None = None,
+) -> status_pb2.Status:
+    """A google.rpc.Status with BadRequest (field, description) and RetryInfo details where given."""
+    details: list[any_pb2.Any] = []
+    if field_violations:
+        bad = error_details_pb2.BadRequest()
+        for field, description in field_violations:
+            bad.field_violations.add(field=field, description=description)
+        details.append(_pack(bad))
+    if retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(retry_after_s * 1e9))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(code=code.value[0], message=message, details=details)
+
+
+async def abort(
+    context: grpc.aio.ServicerContext,
+    code: grpc.StatusCode,
+    message: str,
+    *,
+    field_violations: Sequence[tuple[str, str]] = (),
+    retry_after_s: float | None = None,
+) -> NoReturn:
+    """Ends the call of `context` with that status; never returns."""
+    status = build_status(code, message, field_violations=field_violations, retry_after_s=retry_after_s)
+    rich = rpc_status.to_status(status)
+    await context.abort(rich.code, rich.details, rich.trailing_metadata)
+    raise AssertionError("abort always raises")
+
+
+def _pack(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
