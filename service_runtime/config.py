@@ -1,4 +1,4 @@
-"""Settings of a service: flags, environment variables and a TOML file, read once, frozen, checked before anything loads.
+"""Settings of a service: flags, environment variables and a TOML file, read once, frozen, checked first.
 
 The only reader of the environment and the command line. Must not know: what any setting means.
 """
@@ -36,7 +36,7 @@ def load_settings(
     arguments: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> SettingsT:
-    """Reads the settings of `program`. An unknown name or a bad value ends it with exit code 2 and one line each."""
+    """Reads the settings of `program`. An unknown name or a bad value ends it with exit code 2."""
     parser = _build_parser(settings_type, program, env_prefix)
     flags = vars(parser.parse_args(arguments))
     environment = os.environ if environment is None else environment

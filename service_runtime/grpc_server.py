@@ -46,7 +46,7 @@ def channel_options() -> list[tuple[str, int]]:
 
 
 class ServiceHealth:
-    """`grpc.health.v1` for the server as a whole ("") and for each service by name; NOT_SERVING until told."""
+    """`grpc.health.v1` for the whole server ("") and each service by name; NOT_SERVING until told."""
 
     def __init__(self, service_names: Sequence[str]) -> None:
         self._names = ("", *service_names)
@@ -78,12 +78,11 @@ class PortInUse(Exception):
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """Binds `host:port` (port 0: any free one) and returns the port. Raises PortInUse."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    refusal = PortInUse(f"cannot listen on {address}: the port is in use or the address is not ours")
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise PortInUse(
-            f"cannot listen on {address}: the port is in use or the address is not ours"
-        ) from error
+        raise refusal from error
     if bound == 0:
-        raise PortInUse(f"cannot listen on {address}: the port is in use or the address is not ours")
+        raise refusal
     return bound

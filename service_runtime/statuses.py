@@ -4,7 +4,7 @@ Must not know: why a request was refused.
 """
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -34,7 +34,7 @@ def build_status(
 
 
 async def abort(
-    context: grpc.aio.ServicerContext,
+    context: "grpc.aio.ServicerContext[Any, Any]",
     code: grpc.StatusCode,
     message: str,
     *,
