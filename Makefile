@@ -1,0 +1,50 @@
+# One command each; every target makes what it needs first. `make help` lists them.
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup run test lint up down protos clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## virtual environment, dependencies, embedded model
+	@$(BIN)/python -m engine_service.embedded_model >/dev/null
+
+$(STAMP): pyproject.toml
+	@echo "setup: virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit("Tokenwire needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup: $(TORCH)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@echo "setup: dependencies"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: setup ## start both services, stream an answer (PROMPT="..."), stop both
+	@$(BIN)/python -m deploy.local run $(if $(PROMPT),--prompt "$$PROMPT")
+
+up: setup ## both services in the background on the default ports
+	@$(BIN)/python -m deploy.local up
+
+down: ## stop what `make up` started
+	@$(BIN)/python -m deploy.local down
+
+lint: setup ## style, types, import rules, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint
+
+test: lint ## everything that must be green: lint, then the whole default suite
+	$(BIN)/python -m pytest -m "not slow and not gpu and not load"
+
+protos: setup ## regenerate the stubs
+	$(BIN)/python protos/generate.py
+
+clean: ## remove the virtual environment and caches of this folder
+	rm -rf $(VENV) .run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
