@@ -1,0 +1,207 @@
+"""The blocking client of the tokenizer service.
+
+Must not know: the command line, the engine service, what a request means.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message as ProtoMessage
+
+from tokenwire.common.v1 import health_pb2
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenwire_client import convert
+from tokenwire_client.channels import (
+    CHANNEL_OPTIONS,
+    DEFAULT_TARGET,
+    HEALTH_METHOD,
+    MAX_CONNECTIONS,
+    STREAMS_PER_CONNECTION,
+    LinkPool,
+)
+from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
+from tokenwire_client.sync_stream import OpenCall, Stream, translate_blocking
+from tokenwire_client.types import DEFAULT_SAMPLING, Health, Message, Model, Sampling
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """One connection and its methods."""
+
+    channel: grpc.Channel
+    service: tokenizer_pb2_grpc.TokenizerServiceStub
+    check_health: "grpc.UnaryUnaryMultiCallable[ProtoMessage, health_pb2.HealthAnswer]"
+
+
+class Client:
+    """All of a tokenizer service, blocking. Connects at the first call; safe to use from several threads.
+
+    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"). `timeout`, in seconds, is the
+    deadline of each call that gives none; None is no deadline, `math.inf` in a call overrides it. Every
+    method raises subclasses of TokenwireError; InvalidRequest is raised before anything is sent when a
+    value cannot go on the wire.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float | None = None,
+        retry: RetryPolicy = DEFAULT_RETRIES,
+        streams_per_connection: int = STREAMS_PER_CONNECTION,
+        max_connections: int = MAX_CONNECTIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._timeout = check_timeout(timeout)
+        self._retry = retry
+        self._clock = clock
+        self._pool = LinkPool(self._connect, streams_per_connection, max_connections)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling = DEFAULT_SAMPLING,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        cache_salt: str | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Stream:
+        """Continues a text, or token ids. The request is sent at once."""
+        request = convert.generate_request(
+            prompt,
+            sampling,
+            model=model,
+            add_special_tokens=add_special_tokens,
+            cache_salt=cache_salt,
+            request_id=request_id,
+        )
+
+        def start(remaining: float | None) -> OpenCall:
+            lease = self._pool.lease()
+            return OpenCall(lease.link.service.Generate(request, timeout=remaining), lease)
+
+        return self._stream(start, timeout)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling = DEFAULT_SAMPLING,
+        *,
+        model: str = "",
+        add_generation_prompt: bool | None = None,
+        cache_salt: str | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Stream:
+        """The assistant's next turn. The request is sent at once."""
+        request = convert.chat_request(
+            messages,
+            sampling,
+            model=model,
+            add_generation_prompt=add_generation_prompt,
+            cache_salt=cache_salt,
+            request_id=request_id,
+        )
+
+        def start(remaining: float | None) -> OpenCall:
+            lease = self._pool.lease()
+            return OpenCall(lease.link.service.Chat(request, timeout=remaining), lease)
+
+        return self._stream(start, timeout)
+
+    def tokenize(
+        self,
+        source: str | Sequence[Message],
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation rendered by the model's template."""
+        request = convert.tokenize_request(
+            source,
+            model=model,
+            add_special_tokens=add_special_tokens,
+            add_generation_prompt=add_generation_prompt,
+        )
+        answer = self._ask(lambda link, left: link.service.Tokenize(request, timeout=left), timeout)
+        return tuple(answer.token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """The text of token ids."""
+        request = convert.detokenize_request(token_ids, model=model, skip_special_tokens=skip_special_tokens)
+        answer = self._ask(lambda link, left: link.service.Detokenize(request, timeout=left), timeout)
+        return answer.text
+
+    def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
+        """What is served."""
+        request = pb.ListModelsRequest()
+        answer = self._ask(lambda link, left: link.service.ListModels(request, timeout=left), timeout)
+        return convert.models_from(answer)
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> Health:
+        """The standard gRPC health check; NotFound for a service that is not there."""
+        query = convert.health_query(service)
+        answer = self._ask(lambda link, left: link.check_health(query, timeout=left), timeout)
+        return convert.health_from(answer)
+
+    def close(self) -> None:
+        """Cancels what still runs and disconnects. Idempotent; later calls raise Cancelled."""
+        for link in self._pool.close():
+            link.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self) -> _Link:
+        channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        check_health = channel.unary_unary(
+            HEALTH_METHOD,
+            request_serializer=health_pb2.HealthQuery.SerializeToString,
+            response_deserializer=health_pb2.HealthAnswer.FromString,
+        )
+        return _Link(channel, tokenizer_pb2_grpc.TokenizerServiceStub(channel), check_health)
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        seconds = self._timeout if timeout is None else check_timeout(timeout)
+        return Attempts(self._retry, seconds, self._clock)
+
+    def _stream(self, start: Callable[[float | None], OpenCall], timeout: float | None) -> Stream:
+        attempts = self._attempts(timeout)
+        return Stream(start(attempts.remaining()), start, attempts)
+
+    def _ask(self, call: Callable[[_Link, float | None], Answer], timeout: float | None) -> Answer:
+        attempts = self._attempts(timeout)
+        while True:
+            try:
+                with self._pool.lease() as lease:
+                    return call(lease.link, attempts.remaining())
+            except grpc.RpcError as error:
+                failure = translate_blocking(error)
+                pause = attempts.pause_after(failure)
+                if pause is None:
+                    raise failure from error
+            time.sleep(pause)
