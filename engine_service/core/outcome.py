@@ -25,6 +25,7 @@ class RefusalCode(Enum):
     DEADLINE = "deadline"
     SHUTTING_DOWN = "shutting_down"  # another replica may serve it
     ENGINE_GONE = "engine_gone"
+    DUPLICATE = "duplicate"  # a live request has this id
     FAILED = "failed"  # this request's own failure
 
 

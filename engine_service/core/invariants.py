@@ -1,0 +1,80 @@
+"""What must always hold between requests, blocks and the prefix index; for tests and idle moments.
+
+Must not know: plans' contents, sampling, torch, the clock.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from engine_service.core.block_pool import BlockPool
+from engine_service.core.prefix_index import BlockIndex
+from engine_service.core.request import Request, RequestStatus
+from engine_service.core.roster import Roster
+
+
+def check_state(
+    pool: BlockPool,
+    index: BlockIndex,
+    roster: Roster,
+    live: Collection[Request],
+    holders: Collection[Request],
+) -> None:
+    """AssertionError with the numbers. `holders` are all requests that may hold blocks, live or not."""
+    _check_pool(pool, index)
+    _check_references(pool, index, holders)
+    _check_places(roster, live, holders)
+    for request in live:
+        _check_counters(request)
+
+
+def _check_pool(pool: BlockPool, index: BlockIndex) -> None:
+    free = pool.free_blocks()
+    referenced = [block for block in range(pool.num_blocks) if pool.references(block)]
+    both = [block for block in referenced if block in free]
+    assert not both, f"blocks {both} are free and referenced"
+    assert len(free) + len(referenced) == pool.num_blocks, (
+        f"{len(free)} free + {len(referenced)} referenced blocks are not {pool.num_blocks}"
+    )
+    indexed = set(index.blocks())
+    cached = {block for block, has_content in free.items() if has_content}
+    assert cached == indexed & free.keys(), (
+        f"free blocks with content {cached}, indexed {indexed & free.keys()}"
+    )
+    assert len(cached) == pool.num_cached, f"{len(cached)} cached blocks, counted {pool.num_cached}"
+    flags = list(free.values())
+    assert flags == sorted(flags), "a free block with content stands before one without"
+
+
+def _check_references(pool: BlockPool, index: BlockIndex, holders: Collection[Request]) -> None:
+    tables = Counter(block for request in holders for block in request.block_table)
+    for block in range(pool.num_blocks):
+        count = pool.references(block)
+        assert count == tables[block], f"block {block}: {count} references, in {tables[block]} block tables"
+        assert count < 2 or index.has_block(block), f"private block {block} has {count} owners"
+
+
+def _check_places(roster: Roster, live: Collection[Request], holders: Collection[Request]) -> None:
+    waiting = roster.waiting.all()
+    placed = {request.request_id for request in [*roster.running, *waiting]}
+    assert len(placed) == len(roster.running) + len(waiting), "a request is in two places"
+    assert placed == {request.request_id for request in live}, "live requests and queues differ"
+    ranks = [request.rank for request in roster.running]
+    assert ranks == sorted(ranks), f"running requests are not in order of rank: {ranks}"
+    tokens = sum(request.prompt_length for request in waiting)
+    assert tokens == roster.waiting.num_tokens, f"{tokens} tokens wait, counted {roster.waiting.num_tokens}"
+    leaving = [r for r in holders if r.status is not RequestStatus.RUNNING and r.in_flight]
+    assert len(leaving) == roster.leaving, f"{len(leaving)} requests are leaving, counted {roster.leaving}"
+    for request in holders:
+        holds = request.status is RequestStatus.RUNNING or request.in_flight > 0
+        assert holds or not request.block_table, (
+            f"request {request.request_id} ({request.status.value}) keeps {len(request.block_table)} blocks"
+        )
+
+
+def _check_counters(request: Request) -> None:
+    known = len(request.token_ids) + request.num_sampling
+    order = (0, request.num_computed, request.num_scheduled, known, request.length_limit)
+    assert list(order) == sorted(order), f"request {request.request_id}: computed, scheduled, known: {order}"
+    assert request.num_scheduled <= request.num_slots, (
+        f"request {request.request_id}: {request.num_scheduled} positions in {request.num_slots} slots"
+    )

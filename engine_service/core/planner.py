@@ -1,0 +1,161 @@
+"""Chooses the chunks of one step: decodes, then prefills, then requests from the waiting queue.
+
+Must not know: results, finishing, deadlines, torch, the clock.
+"""
+
+from engine_service.core.kv_manager import KvManager
+from engine_service.core.plan import Chunk, NewRequest
+from engine_service.core.request import Request, RequestStatus
+from engine_service.core.roster import Roster
+from engine_service.core.scheduler_config import SchedulerConfig
+
+MAX_TIMES_PASSED = 16
+"""So many later requests may be admitted before one that does not fit yet; then the queue waits for it."""
+
+MAX_PASSED_OVER = 4
+"""So many requests that do not fit are passed over in one step."""
+
+RESERVE_DIVISOR = 64
+"""One block in so many stays free at an admission, for the growth of those that run already."""
+
+# A local name: in CPython 3.11 reading a member of an Enum class costs as much as half a loop turn.
+_RUNNING = RequestStatus.RUNNING
+
+
+class StepDraft:
+    """A step under construction. `requests` are those of `chunks`, one by one."""
+
+    __slots__ = ("budget", "chunks", "decode_tokens", "new", "preempted", "requests", "short_of_blocks")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: list[Chunk] = []
+        self.requests: list[Request] = []
+        self.new: list[NewRequest] = []
+        self.preempted: list[int] = []
+        self.decode_tokens = 0
+        self.short_of_blocks = False
+
+
+class Planner:
+    """Fills drafts. All requests are treated alike: known tokens minus scheduled ones are to be computed.
+
+    The budget holds a token for every running request (see SchedulerConfig), so decodes never wait for it.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KvManager, roster: Roster) -> None:
+        self._config = config
+        self._kv = kv
+        self._roster = roster
+
+    def draft(self) -> StepDraft:
+        draft = StepDraft(self._config.step_token_budget)
+        prefilling = self._add_decodes(draft)
+        self._add_prefills(draft, prefilling)
+        if not draft.short_of_blocks:
+            self._add_waiting(draft)
+        return draft
+
+    def _add_decodes(self, draft: StepDraft) -> list[Request]:
+        """A chunk for each running request with one token to compute; returns those with more."""
+        prefilling: list[Request] = []
+        chunks, requests = draft.chunks, draft.requests
+        for request in tuple(self._roster.running):
+            start = request.num_scheduled
+            known = len(request.token_ids) + request.num_sampling
+            if known - start > 1:
+                prefilling.append(request)
+                continue
+            # At the limit, the sample in flight is the last token.
+            if known >= request.length_limit or request.status is not _RUNNING:
+                continue
+            new_blocks: tuple[int, ...] = ()
+            if start >= request.num_slots:
+                new_blocks = self._grow(request, draft)
+                if not new_blocks:
+                    continue
+            allow_stop = known - request.prompt_length >= request.sampling.min_tokens
+            chunks.append(Chunk(request.request_id, start, 1, new_blocks, True, allow_stop))
+            requests.append(request)
+            request.num_scheduled = known
+            request.num_sampling += 1
+            request.in_flight += 1
+        draft.decode_tokens = len(chunks)
+        draft.budget -= draft.decode_tokens
+        return prefilling
+
+    def _grow(self, request: Request, draft: StepDraft) -> tuple[int, ...]:
+        """A block for the request, taken from lower-ranked ones if need be; nothing if it has to wait.
+
+        The victim is always the lowest-ranked running request, possibly this one. Victims that a plan in
+        flight names give their blocks back later: then no further victim is chosen.
+        """
+        while not (block := self._kv.grow(request)):
+            draft.short_of_blocks = True
+            if self._roster.leaving:
+                return ()
+            victim = self._roster.running[-1]
+            self._roster.preempt(victim)
+            draft.preempted.append(victim.request_id)
+            if victim is request:
+                return ()
+        return block
+
+    def _add_prefills(self, draft: StepDraft, prefilling: list[Request]) -> None:
+        for request in prefilling:
+            if draft.budget == 0:
+                return
+            if request.status is _RUNNING:
+                self._add_chunk(draft, request)
+
+    def _add_waiting(self, draft: StepDraft) -> None:
+        """Admits in order. A request that does not fit lets later ones pass, a bounded number of times."""
+        room = self._config.max_num_requests - len(self._roster.running)
+        if room == 0 or draft.budget == 0:
+            return
+        passed: list[Request] = []
+        for request in self._roster.waiting.first(room + MAX_PASSED_OVER):
+            if draft.budget == 0 or room == 0 or len(passed) > MAX_PASSED_OVER:
+                return
+            if not self._admit(request):
+                passed.append(request)
+            else:
+                self._start(draft, request)
+                room -= 1
+                for other in passed:
+                    other.times_passed += 1
+            if any(other.times_passed >= MAX_TIMES_PASSED for other in passed):
+                return
+
+    def _admit(self, request: Request) -> bool:
+        if request.in_flight:  # preempted, and its blocks are not back yet
+            return False
+        running = len(self._roster.running)
+        return self._kv.admit(request, min(running, max(1, self._config.num_blocks // RESERVE_DIVISOR)))
+
+    def _start(self, draft: StepDraft, request: Request) -> None:
+        self._roster.start(request)
+        draft.new.append(
+            NewRequest(
+                request.request_id,
+                tuple(request.token_ids),
+                request.prompt_length,
+                tuple(request.block_table),
+                request.sampling,
+            )
+        )
+        self._add_chunk(draft, request)
+
+    def _add_chunk(self, draft: StepDraft, request: Request) -> None:
+        """As many of the tokens to compute as budget and chunk size allow; their blocks exist already."""
+        start = request.num_scheduled
+        known = len(request.token_ids) + request.num_sampling
+        length = min(known - start, draft.budget, self._config.prefill_chunk_size)
+        samples = start + length == known
+        allow_stop = known - request.prompt_length >= request.sampling.min_tokens
+        draft.chunks.append(Chunk(request.request_id, start, length, (), samples, allow_stop or not samples))
+        draft.requests.append(request)
+        draft.budget -= length
+        request.num_scheduled = start + length
+        request.num_sampling += samples
+        request.in_flight += 1

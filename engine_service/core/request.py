@@ -1,0 +1,134 @@
+"""One generation being served: the single mutable object that owns all state of a request.
+
+Must not know: the queues it stands in, how blocks are handed out, torch, the clock.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from engine_service.core.outcome import Finish, RequestNews
+from engine_service.core.prefix_index import CachedBlock
+from engine_service.core.sampling import SamplingParams
+
+NEVER = 1 << 62
+"""A position that no request reaches."""
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+_ALLOWED: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED}),
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.FINISHED: frozenset(),
+}
+
+
+class Request:
+    """Prompt and completion, how far they are computed, and the blocks that hold their KV.
+
+    `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (arrival, id): the
+    lowest-ranked one is the latest. There are no phases; three counters say it all:
+
+    - `num_computed`: positions whose KV exists; moves when a result is applied.
+    - `num_scheduled`: positions named by plans so far (>= num_computed).
+    - known tokens: `token_ids` (append-only) plus `num_sampling`, the samples still in flight.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_keys",
+        "block_table",
+        "cache_salt",
+        "cached_tokens",
+        "deadline",
+        "finish",
+        "first_missing_key",
+        "free_blocks_wanted",
+        "in_flight",
+        "last_published",
+        "length_limit",
+        "num_computed",
+        "num_published",
+        "num_reported",
+        "num_sampling",
+        "num_scheduled",
+        "num_slots",
+        "prompt_length",
+        "publish_at",
+        "rank",
+        "request_id",
+        "sampling",
+        "status",
+        "times_passed",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        arrival: float,
+        deadline: float | None = None,
+        cache_salt: str = "",
+    ) -> None:
+        self.request_id = request_id
+        self.token_ids = list(prompt)
+        self.prompt_length = len(self.token_ids)
+        self.sampling = sampling
+        self.arrival = arrival
+        self.deadline = deadline
+        self.cache_salt = cache_salt
+        self.rank = (arrival, request_id)
+        self.length_limit = self.prompt_length + sampling.max_tokens  # tokens, prompt included
+        self.status = RequestStatus.WAITING
+        self.finish: Finish | None = None
+        self.num_reported = self.prompt_length  # tokens that the client knows
+        # Waiting: how often a later request was admitted first, and what a refused admission found.
+        self.times_passed = 0
+        self.free_blocks_wanted = 0
+        self.first_missing_key: bytes | None = None
+        self.was_admitted = False
+        self.cached_tokens = 0  # prompt tokens found in the cache at the first admission
+        # Running.
+        self.in_flight = 0  # plans not yet applied that name this request
+        self.block_keys: list[bytes] = []  # chain keys of the first full blocks, as far as needed so far
+        self.block_table: list[int] = []
+        self.clear_progress()
+
+    def clear_progress(self) -> None:
+        """Forgets all KV (the blocks have been given back); the tokens stay."""
+        self.block_table = []
+        self.num_slots = 0  # token positions that the block table holds
+        self.num_computed = 0
+        self.num_scheduled = 0
+        self.num_sampling = 0
+        self.num_published = 0  # leading blocks that went through the prefix index
+        self.publish_at = 0  # value of num_computed at which the next block can be published
+        self.last_published: CachedBlock | None = None
+
+    @property
+    def num_completion(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Changes the status; ValueError when the transition table does not allow it."""
+        if status not in _ALLOWED[self.status]:
+            raise ValueError(
+                f"request {self.request_id}: {self.status.value} -> {status.value} is not allowed"
+            )
+        self.status = status
+
+    def take_news(self) -> RequestNews:
+        """The tokens since the last call, and the finish if it came."""
+        news = RequestNews(self.request_id, tuple(self.token_ids[self.num_reported :]), self.finish)
+        self.num_reported = len(self.token_ids)
+        return news

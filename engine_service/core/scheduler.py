@@ -1,0 +1,245 @@
+"""Decides what each step computes, and settles what it computed.
+
+Must not know: torch, gRPC, asyncio, the clock (`now` is an argument), how a plan is executed.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine_service.core.admission import check_length
+from engine_service.core.block_pool import BlockPool
+from engine_service.core.deadlines import DeadlineQueue
+from engine_service.core.invariants import check_state
+from engine_service.core.kv_manager import KvManager
+from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
+from engine_service.core.plan import Chunk, Plan, Result
+from engine_service.core.planner import Planner, StepDraft
+from engine_service.core.prefix_index import (
+    BlockIndex,
+    HashFunction,
+    NullPrefixIndex,
+    PrefixIndex,
+    sha256_digest,
+)
+from engine_service.core.request import Request, RequestStatus
+from engine_service.core.roster import Roster
+from engine_service.core.scheduler_config import SchedulerConfig as SchedulerConfig
+from engine_service.core.stats import Counters, EngineStats, StepRecord
+from engine_service.core.stopping import finish_reason
+
+MAX_PLANS_IN_FLIGHT = 8
+"""More unsettled plans than any pipeline needs: a caller that gets here does not settle."""
+
+# Local names: in CPython 3.11 reading a member of an Enum class costs more than all else in these loops.
+_RUNNING = RequestStatus.RUNNING
+_FINISHED = RequestStatus.FINISHED
+
+RETRY_AFTER_S = 1.0
+"""Hint for a client that found the queue full."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A plan whose result has not been applied, and the requests of its chunks, one by one."""
+
+    plan: Plan
+    requests: tuple[Request, ...]
+
+
+class Scheduler:
+    """Continuous batching over a paged KV pool. One thread calls it.
+
+    A caller either alternates `plan` and `apply`, or plans ahead of the results (overlap); `apply` settles
+    the oldest plan in flight. Which requests a request meets changes when it is computed, never what.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, hash_function: HashFunction = sha256_digest) -> None:
+        """`hash_function` keys the prefix index; any function is correct, see PrefixIndex."""
+        self._config = config
+        index: BlockIndex = (
+            PrefixIndex(config.block_size, hash_function) if config.prefix_cache else NullPrefixIndex()
+        )
+        self._kv = KvManager(BlockPool(config.num_blocks), index, config.block_size)
+        self._roster = Roster(self._kv)
+        self._planner = Planner(config, self._kv, self._roster)
+        self._live: dict[int, Request] = {}
+        self._flights: deque[_Flight] = deque()
+        self._deadlines = DeadlineQueue()
+        self._with_news: dict[Request, None] = {}
+        self._counters = Counters()
+        self.last_record: StepRecord | None = None
+
+    def submit(self, request: Request) -> Refusal | None:
+        """Queues the request, or says why not. ValueError when its id is live (the caller's bug)."""
+        if request.request_id in self._live:
+            raise ValueError(f"request id {request.request_id} is submitted while it is live")
+        refusal = self._check_fits(request) or self._check_queue(request)
+        if refusal is None:
+            request.length_limit = min(request.length_limit, self._config.max_model_len)
+            self._live[request.request_id] = request
+            self._roster.waiting.add(request)
+            self._deadlines.add(request)
+        return refusal
+
+    def abort(self, request_id: int, cause: Refusal | None = None) -> None:
+        """Ends a request now; nothing happens for an unknown or finished id."""
+        request = self._live.get(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.ABORT, error=cause)
+
+    def plan(self, now: float) -> Plan | None:
+        """The next step, or None when there is nothing to compute and nothing to tell the worker.
+
+        A plan may be without chunks, when requests have ended that the worker has to forget.
+        """
+        if len(self._flights) >= MAX_PLANS_IN_FLIGHT:
+            raise RuntimeError(f"{len(self._flights)} plans are in flight: apply the oldest result first")
+        self._expire(now)
+        draft = self._planner.draft()
+        if not draft.chunks and not self._roster.dropped:
+            return None
+        return self._launch(draft)
+
+    def apply(self, result: Result) -> None:
+        """Settles the oldest plan in flight. ValueError when the result is not that plan's."""
+        flight = self._flights[0] if self._flights else None
+        if flight is None or result.step != flight.plan.step:
+            expected = "no plan" if flight is None else f"step {flight.plan.step}"
+            raise ValueError(f"result of step {result.step}, but {expected} is the oldest in flight")
+        self._flights.popleft()
+        sampled = dict(result.sampled)
+        failures = {failure.request_id: failure.message for failure in result.failures}
+        for chunk, request in zip(flight.plan.chunks, flight.requests, strict=True):
+            was_running = request.status is _RUNNING
+            request.in_flight -= 1
+            if chunk.start < request.prompt_length:
+                end = min(chunk.start + chunk.length, request.prompt_length)
+                self._counters.prompt_tokens += end - chunk.start
+            if request.status is not _FINISHED:
+                if request.request_id in failures:
+                    error = Refusal(RefusalCode.FAILED, failures[request.request_id])
+                    self._finish(request, FinishReason.ERROR, error=error)
+                else:
+                    self._settle(request, chunk, sampled)
+            if not was_running and request.in_flight == 0:
+                self._roster.settled(request)
+
+    def take_news(self) -> tuple[RequestNews, ...]:
+        """What happened to requests since the last call: at most one entry for each."""
+        news = tuple([request.take_news() for request in self._with_news])
+        self._with_news.clear()
+        return news
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished, a plan unsettled, or the worker has to forget requests."""
+        return bool(self._live or self._flights or self._roster.dropped)
+
+    def next_deadline(self) -> float | None:
+        """When `plan` has to be called at the latest, on the clock of the requests' deadlines."""
+        return self._deadlines.next()
+
+    def stats(self) -> EngineStats:
+        """A snapshot, O(1)."""
+        kv, pool, counters = self._kv, self._kv.pool, self._counters
+        return EngineStats(
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting),
+            waiting_tokens=self._roster.waiting.num_tokens,
+            total_blocks=pool.num_blocks,
+            used_blocks=pool.num_used,
+            cached_blocks=pool.num_cached,
+            free_blocks=pool.num_free - pool.num_cached,
+            steps=counters.steps,
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            cached_tokens=kv.cached_tokens,
+            looked_up_tokens=kv.looked_up_tokens if self._config.prefix_cache else 0,
+            evictions=kv.evictions,
+            finished_by_reason=dict(counters.finished),
+        )
+
+    def check_invariants(self) -> None:
+        """AssertionError with the numbers when blocks, queues and counters do not agree; slow."""
+        holders = {id(r): r for flight in self._flights for r in flight.requests}
+        holders.update({id(r): r for r in self._live.values()})
+        check_state(self._kv.pool, self._kv.index, self._roster, self._live.values(), list(holders.values()))
+
+    def _check_fits(self, request: Request) -> Refusal | None:
+        config = self._config
+        return check_length(
+            request.prompt_length,
+            request.sampling,
+            config.max_model_len,
+            config.block_size,
+            config.num_blocks,
+        )
+
+    def _check_queue(self, request: Request) -> Refusal | None:
+        """An empty queue takes any request, however long."""
+        waiting, config = self._roster.waiting, self._config
+        if len(waiting) >= config.max_waiting_requests:
+            message = f"{len(waiting):,} requests wait already, the limit is {config.max_waiting_requests:,}"
+        elif len(waiting) and waiting.num_tokens + request.prompt_length > config.max_waiting_tokens:
+            message = (
+                f"{waiting.num_tokens:,} prompt tokens wait already, {request.prompt_length:,} more would "
+                f"exceed the limit of {config.max_waiting_tokens:,}"
+            )
+        else:
+            return None
+        return Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)
+
+    def _expire(self, now: float) -> None:
+        for request in self._deadlines.pop_passed(now):
+            message = f"the deadline passed after {request.num_completion:,} generated tokens"
+            self._finish(request, FinishReason.ABORT, error=Refusal(RefusalCode.DEADLINE, message))
+
+    def _launch(self, draft: StepDraft) -> Plan:
+        self._counters.steps += 1
+        self._counters.preemptions += len(draft.preempted)
+        plan = Plan(self._counters.steps, tuple(draft.chunks), tuple(draft.new), self._roster.take_dropped())
+        self._flights.append(_Flight(plan, tuple(draft.requests)))
+        self.last_record = StepRecord(
+            step=plan.step,
+            decode_tokens=draft.decode_tokens,
+            prefill_tokens=self._config.step_token_budget - draft.budget - draft.decode_tokens,
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting),
+            used_blocks=self._kv.pool.num_used,
+            admitted=tuple(new.request_id for new in draft.new),
+            preempted=tuple(draft.preempted),
+        )
+        return plan
+
+    def _settle(self, request: Request, chunk: Chunk, sampled: dict[int, int]) -> None:
+        """The chunk's KV exists now; its token, if it sampled one, is appended and judged."""
+        request.num_computed = chunk.start + chunk.length
+        if request.num_computed >= request.publish_at:
+            self._kv.publish(request)
+        if not chunk.samples:
+            return
+        request.token_ids.append(sampled[request.request_id])
+        request.num_sampling -= 1
+        self._counters.generated_tokens += 1
+        self._with_news[request] = None
+        reason = finish_reason(request, self._config.eos_token_ids)
+        if reason is not None:
+            stop = request.token_ids[-1] if reason is FinishReason.STOP else None
+            self._finish(request, reason, stop_token_id=stop)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        error: Refusal | None = None,
+    ) -> None:
+        self._roster.finish(request)
+        request.finish = Finish(
+            reason, request.prompt_length, request.num_completion, request.cached_tokens, stop_token_id, error
+        )
+        del self._live[request.request_id]
+        self._counters.finished[reason] += 1
+        self._with_news[request] = None
