@@ -1,0 +1,273 @@
+"""Settings of the engine service: flat flags, checked and made into small frozen objects before anything loads.
+
+Must not know: torch, gRPC, how the settings are used.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from service_runtime.config import ServiceSettings
+from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
+from service_runtime.logs import LogFormat
+from service_runtime.model_files import DEFAULT_MODEL
+
+ENV_PREFIX = "TOKENWIRE_ENGINE_"
+PROGRAM = "tokenwire-engine"
+DEFAULT_CPU_KV_CACHE_BYTES = 1024**3
+DEFAULT_MAX_NUM_REQUESTS = 256
+DEFAULT_DEVICE_KV_CACHE_FRACTION = 0.9
+
+_UNITS = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+_UNITS |= {"KB": 1000, "MB": 1000**2, "GB": 1000**3}
+
+
+def parse_bytes(value: object) -> object:
+    """ "512MiB", "1.5 GB" or a plain number of bytes, as an integer. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError("give bytes as a number with an optional unit: 1073741824, 512MiB, 1GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class DeviceChoice(Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    AUTO = "auto"
+
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineSettings(ServiceSettings):
+    """What an operator may set. See `--help`; each name is also an environment variable and a TOML key."""
+
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="model folder or Hugging Face id")
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="name that clients see (default: the model's)"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on for gRPC")
+    port: Port = Field(50051, description="gRPC port; 0: any free one")
+    metrics_host: str = Field("127.0.0.1", description="address to listen on for Prometheus")
+    metrics_port: Port = Field(9091, description="Prometheus port; 0: any free one")
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        "auto", description="cpu, cuda or auto (cuda where there is one)"
+    )
+    dtype: DtypeName = Field(
+        "auto", description="auto (the checkpoint's), float32, bfloat16 or float16: of weights and KV cache"
+    )
+    attention_backend: str = Field("auto", min_length=1, description="auto or a registered backend")
+    block_size: int | None = Field(
+        None, ge=1, le=1024, description="token positions per KV block (default: the backend's choice)"
+    )
+    num_blocks: int | None = Field(None, ge=1, description="KV blocks, instead of a memory budget")
+    kv_cache_memory: Bytes | None = Field(
+        None, ge=0, description="bytes for the KV cache, as 512MiB or 1GiB (default on CPU: 1GiB)"
+    )
+    kv_cache_fraction: float | None = Field(
+        None, gt=0, le=1, description="fraction of the free memory for the KV cache (default on CUDA: 0.9)"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt + completion, tokens (default: the model's context)"
+    )
+    step_token_budget: int = Field(512, ge=1, le=1_048_576, description="tokens computed in one step at most")
+    prefill_chunk_size: int | None = Field(
+        None,
+        ge=1,
+        description="prompt tokens of one request in a step at most (default: the step's budget)",
+    )
+    max_num_requests: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="requests that run at the same time (default: 256, or a smaller step's budget)",
+    )
+    max_waiting_requests: int = Field(
+        2048,
+        ge=1,
+        le=1_000_000,
+        description="requests that may wait; more are refused (RESOURCE_EXHAUSTED)",
+    )
+    max_waiting_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
+    prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
+    overlap: bool = Field(False, description="plan the next step while the device computes this one")
+    threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
+    drain_timeout: float = Field(
+        30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM"
+    )
+    restart_engine: bool = Field(
+        False, description="start a fresh engine process when it dies, instead of exiting non-zero"
+    )
+    max_request_bytes: Bytes = Field(
+        DEFAULT_MAX_REQUEST_BYTES, ge=1024, le=2**31 - 1, description="bytes of one incoming message at most"
+    )
+    max_unread_tokens: int = Field(
+        65_536, ge=1, description="tokens a slow reader may leave unread before its request is cancelled"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error"
+    )
+    log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
+
+    @field_validator("host", "metrics_host")
+    @classmethod
+    def _host_is_given(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("an address is needed, as 127.0.0.1 or 0.0.0.0")
+        return value
+
+    @model_validator(mode="after")
+    def _step_is_possible(self) -> Self:
+        chunk = self.prefill_chunk_size
+        if chunk is not None and chunk > self.step_token_budget:
+            raise ValueError(
+                f"--prefill-chunk-size {chunk:,} exceeds --step-token-budget {self.step_token_budget:,}"
+            )
+        if self.max_num_requests is not None and self.max_num_requests > self.step_token_budget:
+            raise ValueError(
+                f"--max-num-requests {self.max_num_requests:,} exceeds --step-token-budget "
+                f"{self.step_token_budget:,}: each running request needs one token of a step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _combination_is_possible(self) -> Self:
+        sizes = [
+            flag
+            for flag, value in (
+                ("--num-blocks", self.num_blocks),
+                ("--kv-cache-memory", self.kv_cache_memory),
+                ("--kv-cache-fraction", self.kv_cache_fraction),
+            )
+            if value is not None
+        ]
+        if len(sizes) > 1:
+            raise ValueError(f"{' and '.join(sizes)} contradict each other: give one size of the KV cache")
+        if self.max_model_len is not None and self.max_model_len > self.max_waiting_tokens:
+            raise ValueError(
+                f"--max-waiting-tokens {self.max_waiting_tokens:,} is below --max-model-len "
+                f"{self.max_model_len:,}: the longest prompts could never wait for their turn"
+            )
+        if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
+            raise ValueError(f"--port and --metrics-port are both {self.port}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model and how it runs. `max_model_len` None: the model's own context."""
+
+    reference: str
+    device: DeviceChoice
+    dtype: DtypeName
+    attention_backend: str
+    max_model_len: int | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Size of the KV pool: at most one of the three is given; none means the device's default."""
+
+    block_size: int | None
+    num_blocks: int | None
+    memory_bytes: int | None
+    memory_fraction: float | None
+    prefix_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """Bounds of one step (tokens) and of the queue."""
+
+    step_token_budget: int
+    prefill_chunk_size: int
+    max_num_requests: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    level: str
+    log_format: LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine process is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduling: SchedulingConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The front process: addresses, limits of the transport, and how it stops. Times in seconds."""
+
+    served_model_name: str
+    host: str
+    port: int
+    metrics_host: str
+    metrics_port: int
+    drain_timeout_s: float
+    restart_engine: bool
+    max_request_bytes: int
+    max_unread_tokens: int
+
+
+def engine_config(settings: EngineSettings) -> EngineConfig:
+    """The engine process's part of the settings."""
+    return EngineConfig(
+        ModelConfig(
+            settings.model,
+            DeviceChoice(settings.device),
+            settings.dtype,
+            settings.attention_backend,
+            settings.max_model_len,
+            settings.threads,
+        ),
+        CacheConfig(
+            settings.block_size,
+            settings.num_blocks,
+            settings.kv_cache_memory,
+            settings.kv_cache_fraction,
+            settings.prefix_cache,
+        ),
+        SchedulingConfig(
+            settings.step_token_budget,
+            settings.prefill_chunk_size or settings.step_token_budget,
+            settings.max_num_requests or min(DEFAULT_MAX_NUM_REQUESTS, settings.step_token_budget),
+            settings.max_waiting_requests,
+            settings.max_waiting_tokens,
+            settings.overlap,
+        ),
+        LogConfig(settings.log_level, settings.log_format),
+    )
+
+
+def server_config(settings: EngineSettings) -> ServerConfig:
+    """The front process's part of the settings."""
+    return ServerConfig(
+        settings.served_model_name or settings.model.rstrip("/").rsplit("/", 1)[-1],
+        settings.host,
+        settings.port,
+        settings.metrics_host,
+        settings.metrics_port,
+        settings.drain_timeout,
+        settings.restart_engine,
+        settings.max_request_bytes,
+        settings.max_unread_tokens,
+    )

@@ -1,0 +1,196 @@
+"""The engine process's main: builds worker, scheduler and loop, and runs until the front is done with it.
+
+Together with `__main__` the only place that builds objects; the only one that imports torch. The front starts
+it (`loop/engine_process.py`). Must not know: gRPC, sessions.
+"""
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from engine_service.config import (
+    DEFAULT_CPU_KV_CACHE_BYTES,
+    DEFAULT_DEVICE_KV_CACHE_FRACTION,
+    DeviceChoice,
+    EngineConfig,
+)
+from engine_service.core.admission import EngineLimits, servable_model_len
+from engine_service.core.scheduler import Scheduler, SchedulerConfig
+from engine_service.embedded_model import PreparationFailed, prepare_default_model
+from engine_service.loop.engine_loop import EngineLoop
+from engine_service.loop.mailbox import EngineMailbox, FrontGone
+from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
+from engine_service.worker.config import Device, ModelDtype, WorkerConfig, WorkerInfo
+from service_runtime.logs import configure_logging
+from service_runtime.model_files import (
+    DEFAULT_MODEL,
+    ModelNotFound,
+    resolve_model_folder,
+    tokenizer_fingerprint,
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """`python -m engine_service.engine_main N`: N is the descriptor of the engine's end of the mailbox."""
+    _live_and_die_with_the_front()
+    mailbox = EngineMailbox(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        config = _receive_config(mailbox)
+        configure_logging(level=config.log.level, log_format=config.log.log_format, service="engine")
+        loop, ready = _start(config, mailbox)
+        mailbox.send_now(ready)
+        _run(loop, mailbox)
+    except FrontGone:
+        raise SystemExit(0) from None
+
+
+def _live_and_die_with_the_front() -> None:
+    # The front drives every stop; a terminal or a supervisor may signal the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _receive_config(mailbox: EngineMailbox) -> EngineConfig:
+    received: list[object] = []
+    while not received:
+        received = mailbox.take(wait=True)
+    (config,) = received
+    assert isinstance(config, EngineConfig)
+    return config
+
+
+def _start(config: EngineConfig, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
+    try:
+        return build_engine(config, _prepare_model(config.model.reference), mailbox)
+    except (ValueError, ModelNotFound, PreparationFailed) as error:
+        message = str(error)
+    except Exception as error:
+        structlog.get_logger().exception("engine start failed")
+        message = f"the engine could not start: {error}"
+    mailbox.send_now(StartFailed(message))
+    raise SystemExit(1)
+
+
+def _prepare_model(reference: str) -> Path:
+    if reference == DEFAULT_MODEL:
+        return prepare_default_model(lambda line: structlog.get_logger().info(line))
+    return resolve_model_folder(reference)
+
+
+def build_engine(
+    config: EngineConfig, folder: Path, mailbox: EngineMailbox
+) -> tuple[EngineLoop, EngineReady]:
+    """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
+    from engine_service.worker.worker import build_worker
+
+    worker = build_worker(_worker_config(config, folder))
+    info = worker.info
+    scheduling = config.scheduling
+    limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            step_token_budget=scheduling.step_token_budget,
+            prefill_chunk_size=scheduling.prefill_chunk_size,
+            max_num_requests=scheduling.max_num_requests,
+            max_waiting_requests=scheduling.max_waiting_requests,
+            max_waiting_tokens=scheduling.max_waiting_tokens,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=limits.eos_token_ids,
+            prefix_cache=config.cache.prefix_cache,
+        )
+    )
+    loop = EngineLoop(
+        scheduler,
+        worker,
+        mailbox,
+        limits=limits,
+        clock=time.monotonic,
+        overlap=scheduling.overlap,
+    )
+    return loop, EngineReady(_engine_info(info, limits, folder, scheduling.max_num_requests))
+
+
+def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
+    model, cache = config.model, config.cache
+    device = _resolve_device(model.device)
+    has_size = cache.num_blocks or cache.memory_bytes is not None or cache.memory_fraction
+    default_memory = DEFAULT_CPU_KV_CACHE_BYTES if device is Device.CPU and not has_size else None
+    return WorkerConfig(
+        model_folder=folder,
+        dtype=ModelDtype(model.dtype),
+        device=device,
+        attention_backend=model.attention_backend,
+        block_size=cache.block_size,
+        kv_cache_memory=cache.memory_bytes if cache.memory_bytes is not None else default_memory,
+        kv_cache_fraction=cache.memory_fraction or DEFAULT_DEVICE_KV_CACHE_FRACTION,
+        num_blocks=cache.num_blocks,
+        max_model_len=model.max_model_len,
+        max_num_requests=config.scheduling.max_num_requests,
+        step_token_budget=config.scheduling.step_token_budget,
+        threads=model.threads,
+    )
+
+
+def _resolve_device(choice: DeviceChoice) -> Device:
+    if choice is not DeviceChoice.AUTO:
+        return Device(choice.value)
+    import torch
+
+    return Device.CUDA if torch.cuda.is_available() else Device.CPU
+
+
+def _limits(info: WorkerInfo, *, is_length_fixed: bool) -> EngineLimits:
+    """A length that was left open is lowered to what the pool serves; a given one is refused if it is too long."""
+    servable = servable_model_len(info.max_model_len, info.block_size, info.num_blocks)
+    return EngineLimits(
+        info.vocab_size,
+        info.max_model_len if is_length_fixed else servable,
+        frozenset(info.eos_token_ids),
+        info.block_size,
+        info.num_blocks,
+    )
+
+
+def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, max_num_requests: int) -> EngineInfo:
+    return EngineInfo(
+        pid=os.getpid(),
+        epoch=secrets.token_hex(8),
+        vocab_size=info.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        architecture=info.architecture,
+        dtype=info.dtype,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_num_requests=max_num_requests,
+    )
+
+
+def _run(loop: EngineLoop, mailbox: EngineMailbox) -> None:
+    try:
+        loop.run()
+    except FrontGone:
+        raise
+    except Exception as error:
+        # The state of device and pool is unknown now: a fresh process is the only safe way on.
+        structlog.get_logger().exception("engine failed")
+        mailbox.send_now(EngineFatal(f"the engine failed: {type(error).__name__}"))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The engine loop: take commands, plan, execute, settle, publish one message with all news.
+
+Must not know: torch, gRPC, how a plan is made or executed.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine_service.core.admission import EngineLimits, check_request
+from engine_service.core.outcome import Finish, FinishReason, Refusal, RequestNews
+from engine_service.core.plan import Plan
+from engine_service.core.request import Request
+from engine_service.core.scheduler import Scheduler
+from engine_service.core.stats import EngineStats
+from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit
+from engine_service.loop.request_timings import RequestTimings
+from engine_service.loop.worker_protocol import Worker
+
+Clock = Callable[[], float]
+
+
+class Mailbox(Protocol):
+    """What the loop needs of the engine's end of a mailbox."""
+
+    def take(self, *, wait: bool, timeout_s: float | None = None) -> list[object]: ...
+
+    def publish(self, report: StepReport) -> None: ...
+
+
+class EngineLoop:
+    """Runs on the engine process's only thread and is the only user of its scheduler and worker.
+
+    Plain: each plan is settled before the next one is made. Overlapped (depth 1): the next plan is made and
+    submitted first, so the worker is never idle while the scheduler thinks. The plain loop is the reference:
+    both give every request the same news.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        mailbox: Mailbox,
+        *,
+        limits: EngineLimits,
+        clock: Clock,
+        overlap: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._mailbox = mailbox
+        self._limits = limits
+        self._clock = clock
+        self._overlap = overlap
+        self._timings = RequestTimings()
+        self._refused: list[RequestNews] = []
+        self._last_stats: EngineStats | None = None
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Until Shutdown. Raises FrontGone, and whatever the worker raised: both end the engine."""
+        in_flight: Plan | None = None
+        is_idle = False
+        last_settled = self._clock()
+        while True:
+            self._take_commands(wait=is_idle)
+            if self._is_stopping:
+                return
+            started = self._clock()
+            plan = self._submit_next(started)
+            settle, in_flight = (in_flight, plan) if self._overlap else (plan, None)
+            steps: tuple[StepTiming, ...] = ()
+            if settle is not None:
+                self._scheduler.apply(self._worker.result())
+                now = self._clock()
+                steps = (StepTiming(now - max(started, last_settled), settle.num_tokens),)
+                last_settled = now
+            self._publish(steps)
+            is_idle = plan is None and settle is None
+            if is_idle:
+                self._scheduler.check_invariants()
+
+    def _take_commands(self, *, wait: bool) -> None:
+        timeout_s = None
+        if wait and (deadline := self._scheduler.next_deadline()) is not None:
+            timeout_s = deadline - self._clock()
+        for command in self._mailbox.take(wait=wait, timeout_s=timeout_s):
+            match command:
+                case Submit():
+                    self._submit(command)
+                case Abort():
+                    for request_id in command.request_ids:
+                        self._scheduler.abort(request_id, command.cause)
+                case Shutdown():
+                    self._is_stopping = True
+                case _:
+                    raise TypeError(f"not a command: {type(command).__name__}")
+
+    def _submit(self, command: Submit) -> None:
+        now = self._clock()
+        # The front has checked it; checked again, so that no request can break the loop all others live in.
+        refusal = check_request(command.token_ids, command.sampling, self._limits)
+        if refusal is None:
+            request = Request(
+                command.request_id,
+                command.token_ids,
+                command.sampling,
+                arrival=now,
+                deadline=None if command.timeout_s is None else now + command.timeout_s,
+                cache_salt=command.cache_salt,
+            )
+            refusal = self._scheduler.submit(request)
+        if refusal is None:
+            self._timings.arrived(command.request_id, now)
+        else:
+            self._refused.append(_refused(command, refusal))
+
+    def _submit_next(self, now: float) -> Plan | None:
+        plan = self._scheduler.plan(now)
+        if plan is not None:
+            self._timings.planned(plan, now)
+            self._worker.submit(plan)
+        return plan
+
+    def _publish(self, steps: tuple[StepTiming, ...]) -> None:
+        news = (*self._refused, *self._scheduler.take_news())
+        self._refused.clear()
+        stats = self._scheduler.stats()
+        if news or steps or stats != self._last_stats:
+            self._last_stats = stats
+            finished = self._timings.settle(news, self._clock())
+            self._mailbox.publish(StepReport(news, stats, steps, finished))
+
+
+def _refused(command: Submit, refusal: Refusal) -> RequestNews:
+    finish = Finish(FinishReason.ERROR, len(command.token_ids), 0, 0, error=refusal)
+    return RequestNews(command.request_id, (), finish)

@@ -1,0 +1,119 @@
+"""What crosses the mailbox between the front process and the engine process: frozen data.
+
+Must not know: sockets, gRPC, torch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine_service.core.outcome import Finish, Refusal, RequestNews
+from engine_service.core.sampling import SamplingParams
+from engine_service.core.stats import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A validated request. `timeout_s` counts from its arrival in the engine process."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    timeout_s: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends requests. Unknown and finished ids are fine."""
+
+    request_ids: tuple[int, ...]
+    cause: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The engine process ends now, whatever still runs."""
+
+
+Command = Submit | Abort | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a started engine is; `epoch` differs at each start."""
+
+    pid: int
+    epoch: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_fingerprint: str
+    architecture: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    max_num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The engine cannot start; `message` says why in one line."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFatal:
+    """The engine failed while it ran and ends now."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step: its tokens, and seconds from its plan (when they overlap: from the step before) to its result."""
+
+    seconds: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """Seconds a finished request spent in each stage; None for a stage it never reached."""
+
+    request_id: int
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """All news since the report before: one message per step, or several steps merged for a slow front."""
+
+    news: tuple[RequestNews, ...]
+    stats: EngineStats
+    steps: tuple[StepTiming, ...] = ()
+    finished: tuple[RequestTiming, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plain tuples pickle several times faster than one dataclass per request.
+        news = tuple((item.request_id, item.token_ids, item.finish) for item in self.news)
+        return _rebuild, (news, self.stats, self.steps, self.finished)
+
+
+def _rebuild(
+    news: tuple[tuple[int, tuple[int, ...], Finish | None], ...],
+    stats: EngineStats,
+    steps: tuple[StepTiming, ...],
+    finished: tuple[RequestTiming, ...],
+) -> StepReport:
+    return StepReport(tuple(RequestNews(*item) for item in news), stats, steps, finished)
+
+
+EngineMessage = EngineReady | StartFailed | EngineFatal | StepReport

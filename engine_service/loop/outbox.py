@@ -1,0 +1,53 @@
+"""Reports that wait for a slow front, merged into one.
+
+Must not know: sockets, gRPC, torch.
+"""
+
+from dataclasses import dataclass, field
+
+from engine_service.core.outcome import Finish, RequestNews
+from engine_service.core.stats import EngineStats
+from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
+
+# Timings feed histograms only: past this many unread ones the rest of a stall is left out.
+MAX_UNREAD_TIMINGS = 4096
+
+
+@dataclass(slots=True)
+class _Unread:
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class Outbox:
+    """Holds at most one report's worth of entries: one per request with unread news, its tokens joined.
+
+    Bounded by what the requests known to the engine may still generate; a new request needs the front.
+    """
+
+    def __init__(self) -> None:
+        self._news: dict[int, _Unread] = {}
+        self._stats: EngineStats | None = None
+        self._steps: list[StepTiming] = []
+        self._finished: list[RequestTiming] = []
+
+    def add(self, report: StepReport) -> None:
+        for item in report.news:
+            unread = self._news.setdefault(item.request_id, _Unread())
+            unread.token_ids.extend(item.token_ids)
+            unread.finish = item.finish or unread.finish
+        self._stats = report.stats
+        self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
+        self._finished.extend(report.finished[: MAX_UNREAD_TIMINGS - len(self._finished)])
+
+    def take(self) -> StepReport | None:
+        """Everything unread as one report, or None."""
+        if self._stats is None:
+            return None
+        news = tuple(
+            RequestNews(request_id, tuple(unread.token_ids), unread.finish)
+            for request_id, unread in self._news.items()
+        )
+        report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished))
+        self._news, self._stats, self._steps, self._finished = {}, None, [], []
+        return report
