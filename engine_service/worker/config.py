@@ -1,0 +1,77 @@
+"""What a worker is built from, and what it turned out to be: two frozen objects.
+
+Must not know: the environment, gRPC, the scheduler.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class ModelDtype(Enum):
+    """Arithmetic of the model and of its KV cache; `AUTO` is the checkpoint's own."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Device(Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What was asked for. `None` leaves the choice to the worker; sizes of memory are in bytes.
+
+    The KV pool is sized by the first of `num_blocks`, `kv_cache_memory` and `kv_cache_fraction` that is
+    given (the fraction is of the memory that is free once the model is loaded). `max_num_requests` and
+    `step_token_budget` bound one plan. `threads` 0 is automatic. `attention_backend` is "auto" or a name
+    of the registry.
+    """
+
+    model_folder: Path
+    dtype: ModelDtype = ModelDtype.AUTO
+    device: Device = Device.CPU
+    attention_backend: str = "auto"
+    block_size: int | None = None
+    kv_cache_memory: int | None = None
+    kv_cache_fraction: float = 0.5
+    num_blocks: int | None = None
+    max_model_len: int | None = None
+    max_num_requests: int = 64
+    step_token_budget: int = 512
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError with field and number for a setting out of range."""
+        for field in ("block_size", "num_blocks", "max_model_len", "max_num_requests", "step_token_budget"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} must be at least 1, not {value}")
+        if not 0.0 < self.kv_cache_fraction <= 1.0:
+            raise ValueError(f"kv_cache_fraction must be in (0, 1], not {self.kv_cache_fraction}")
+        if self.kv_cache_memory is not None and self.kv_cache_memory < 0:
+            raise ValueError(f"kv_cache_memory must not be negative, but is {self.kv_cache_memory}")
+        if self.threads < 0:
+            raise ValueError(f"threads must not be negative, but is {self.threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What was resolved at the start; true for the worker's whole life.
+
+    `max_model_len` may be lower than the model's own limit when the KV pool cannot hold that many tokens.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    architecture: str
+    dtype: str
+    attention_backend: str
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_block: int

@@ -1,0 +1,193 @@
+"""The requests a worker holds, and the flattened input of a step made from them.
+
+Must not know: the model, the scheduler, how a token is drawn.
+
+Everything is kept by row: one row per request in arrays of a fixed size. The token ids lie on the device,
+so that a token just sampled is input of the next step before the host has seen it. Per step the host
+handles N chunks and, in numpy, T tokens; never the context.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_service.core.plan import Chunk, NewRequest, Plan
+from engine_service.worker.attention import BatchLayout
+from engine_service.worker.philox import uniforms
+from engine_service.worker.sampler import Sampled, SamplingRows
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The sizes the arrays are made for."""
+
+    max_num_requests: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step, ready to run: T tokens, of which R rows give logits and sample.
+
+    `input_ids`, `positions` int64 [T]; `sample_rows` int64 [R] are batch rows in plan order;
+    `token_places` int64 [R] say where in the token buffer each sampled token goes.
+    """
+
+    layout: BatchLayout
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    sample_rows: torch.Tensor
+    token_places: torch.Tensor
+    sampling: SamplingRows
+    request_ids: tuple[int, ...]
+
+
+class InputBatch:
+    """The state of all running requests; `advance` moves it by one plan."""
+
+    def __init__(self, limits: BatchLimits, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+        rows = limits.max_num_requests
+        self._limits = limits
+        self._eos = frozenset(eos_token_ids)
+        self._device = device
+        self._row_of: dict[int, int] = {}
+        self._free_rows = list(range(rows - 1, -1, -1))
+        # One place more than a request may compute: the last sampled token is stored but never fed.
+        self._row_length = limits.max_model_len + 1
+        self._tokens = torch.zeros(rows * self._row_length, dtype=torch.int32, device=device)
+        self._blocks = np.zeros((rows, -(-limits.max_model_len // limits.block_size)), dtype=np.int32)
+        self._num_blocks = np.zeros(rows, dtype=np.int64)
+        self._stop_ids: dict[int, IntArray] = {}
+        self._seed = np.zeros(rows, dtype=np.int64)
+        self._temperature = np.zeros(rows, dtype=np.float32)
+        self._top_k = np.zeros(rows, dtype=np.int64)
+        self._top_p = np.ones(rows, dtype=np.float64)
+        self._min_p = np.zeros(rows, dtype=np.float32)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._row_of)
+
+    def advance(self, plan: Plan) -> StepInput | None:
+        """Forget, take in and extend requests as the plan says -> input of the step; None without chunks."""
+        for request_id in plan.dropped:
+            self._drop(request_id)
+        for request in plan.new:
+            self._add(request)
+        for chunk in plan.chunks:
+            self._append_blocks(self._row_of[chunk.request_id], chunk.new_block_ids)
+        return self._step_input(plan.chunks) if plan.chunks else None
+
+    def store(self, step: StepInput, sampled: Sampled) -> None:
+        """Append the sampled tokens to their requests, on the device."""
+        self._tokens.index_copy_(0, step.token_places, sampled.token_ids.int())
+
+    def _drop(self, request_id: int) -> None:
+        """A request that was never sent here (dropped while it waited) is no error."""
+        row = self._row_of.pop(request_id, None)
+        if row is not None:
+            self._stop_ids.pop(row, None)
+            self._free_rows.append(row)
+
+    def _add(self, request: NewRequest) -> None:
+        if request.request_id in self._row_of:
+            raise RuntimeError(f"plan sends request {request.request_id} twice")
+        row = self._free_rows.pop()
+        self._row_of[request.request_id] = row
+        begin = row * self._row_length
+        ids = torch.tensor(request.token_ids, dtype=torch.int32)
+        self._tokens[begin : begin + len(request.token_ids)] = ids.to(self._device)
+        self._num_blocks[row] = 0
+        self._append_blocks(row, request.block_ids)
+        self._set_sampling(row, request)
+
+    def _set_sampling(self, row: int, request: NewRequest) -> None:
+        sampling = request.sampling
+        self._seed[row] = sampling.seed
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = min(sampling.top_k, self._limits.vocab_size)
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self._eos
+        known = sorted(token for token in stops if 0 <= token < self._limits.vocab_size)
+        self._stop_ids[row] = np.array(known, dtype=np.int64)
+
+    def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
+        if block_ids:
+            count = self._num_blocks[row]
+            self._blocks[row, count : count + len(block_ids)] = block_ids
+            self._num_blocks[row] = count + len(block_ids)
+
+    def _step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
+        count = len(chunks)
+        rows = np.fromiter((self._row_of[chunk.request_id] for chunk in chunks), np.int64, count)
+        starts = np.fromiter((chunk.start for chunk in chunks), np.int64, count)
+        lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, count)
+        query_start = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        token_rows = np.repeat(rows, lengths)
+        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
+        samples = np.fromiter((chunk.samples for chunk in chunks), np.bool_, count)
+        ends = starts + lengths
+        token_index = self._to_device(token_rows * self._row_length + positions)
+        return StepInput(
+            layout=self._layout(rows, token_rows, positions, query_start, ends),
+            input_ids=self._tokens.index_select(0, token_index).long(),
+            positions=self._to_device(positions),
+            sample_rows=self._to_device(query_start[1:][samples] - 1),
+            token_places=self._to_device((rows * self._row_length + ends)[samples]),
+            sampling=self._sampling(chunks, rows[samples], ends[samples]),
+            request_ids=tuple(chunk.request_id for chunk in chunks if chunk.samples),
+        )
+
+    def _layout(
+        self,
+        rows: IntArray,
+        token_rows: IntArray,
+        positions: IntArray,
+        query_start: IntArray,
+        seq_lens: IntArray,
+    ) -> BatchLayout:
+        size = self._limits.block_size
+        slots = self._blocks[token_rows, positions // size].astype(np.int64) * size + positions % size
+        width = -(-int(seq_lens.max()) // size)
+        query_lens = np.diff(query_start)
+        return BatchLayout(
+            slot_mapping=self._to_device(slots),
+            query_start=self._to_device(query_start.astype(np.int32)),
+            seq_lens=self._to_device(seq_lens.astype(np.int32)),
+            block_tables=self._to_device(self._blocks[rows, :width]),
+            query_lens_list=query_lens.tolist(),
+            seq_lens_list=seq_lens.tolist(),
+            num_decodes=int((np.cumprod(query_lens == 1)).sum()),
+        )
+
+    def _sampling(self, chunks: tuple[Chunk, ...], rows: IntArray, positions: IntArray) -> SamplingRows:
+        """Settings of the sampling rows; the uniform number is that of the place the token will have."""
+        temperature = self._temperature[rows]
+        drawn = uniforms(self._seed[rows], positions) if temperature.any() else np.zeros(len(rows))
+        sampling_chunks = (chunk for chunk in chunks if chunk.samples)
+        pairs = [
+            pair
+            for place, (chunk, row) in enumerate(zip(sampling_chunks, rows.tolist(), strict=True))
+            if not chunk.allow_stop
+            for pair in product((place,), self._stop_ids[row].tolist())
+        ]
+        return SamplingRows(
+            temperature=temperature,
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            min_p=self._min_p[rows],
+            uniforms=drawn,
+            suppressed=np.array(pairs, dtype=np.int64).T.copy() if pairs else None,
+        )
+
+    def _to_device(self, array: npt.NDArray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,28 @@
+"""What is done to the logits of a step before a token is drawn: suppression, the maximum, soundness.
+
+Must not know: requests, how a token is drawn.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Per row, each [R]: the largest logit (own dtype), the lowest id that has it, whether it is finite."""
+
+    values: torch.Tensor
+    token_ids: torch.Tensor
+    sound: torch.Tensor
+
+
+def suppress(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Make the pairs (row, token id) impossible, in place."""
+    logits[rows, token_ids] = float("-inf")
+
+
+def find_peaks(logits: torch.Tensor) -> Peaks:
+    """One pass over [R, vocabulary]. A NaN or +inf anywhere makes the peak not finite; a row of -inf too."""
+    values, token_ids = logits.max(dim=-1)
+    return Peaks(values, token_ids, torch.isfinite(values))

@@ -1,0 +1,159 @@
+"""From a local checkpoint folder to a model that is known to work with paged attention.
+
+Must not know: hub ids, the KV pool, requests.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from engine_service.worker.config import ModelDtype
+from engine_service.worker.paged_model import (
+    ATTENTION_NAME,
+    PagedModel,
+    UnsupportedModelError,
+    register_attention,
+)
+
+_LOG = logging.getLogger(__name__)
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Their frequencies depend on the longest position of the whole batch: neighbours would change each other.
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_NAMED_KEYS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the facts of its checkpoint. `max_model_len`: positions it was made for."""
+
+    model: PagedModel
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    architecture: str
+    dtype: torch.dtype
+
+
+def load_model(
+    folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None
+) -> LoadedModel:
+    """Load safetensors from `folder`. ValueError, with the reason, for a checkpoint that cannot be served.
+
+    `max_model_len` is the limit asked for; it decides whether a rope that changes with length is usable.
+    """
+    config = _read_config(folder)
+    text_config = config.get_text_config(decoder=True)
+    _refuse_unsupported(config, text_config, max_model_len)
+    register_attention()
+    transformers_logging.disable_progress_bar()
+    model = _load_weights(folder, config, dtype)
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError("a model with recurrent state cannot be served with a paged KV cache")
+    model = model.to(device).eval().requires_grad_(False)
+    num_layers = int(text_config.num_hidden_layers)
+    with torch.inference_mode():
+        paged = PagedModel(model, num_layers)
+    _check_windows(paged, text_config)
+    _report_dtype(dtype, config, model.dtype)
+    return LoadedModel(
+        model=paged,
+        vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+        max_model_len=int(text_config.max_position_embeddings),
+        eos_token_ids=read_eos_token_ids(folder, text_config),
+        architecture=type(model).__name__,
+        dtype=model.dtype,
+    )
+
+
+def read_eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:
+    """The ids that end a text: of generation_config.json if it names any, else of the configuration."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = generation.get("eos_token_id")
+    if found is None:
+        found = getattr(text_config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return tuple(int(token) for token in found) if isinstance(found, list) else (int(found),)
+
+
+def _read_config(folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise ValueError("the model folder has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError("the model folder has no .safetensors file; other weight formats are not loaded")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"the model's config.json is not understood: {error}") from error
+
+
+def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
+    """The bare transformers model on the CPU; refuses weights that do not fit the architecture."""
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype.value,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except ValueError as error:
+        raise UnsupportedModelError(f"transformers cannot load this model: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report.get(kind) or ())
+        if names:
+            shown = ", ".join(names[:_NAMED_KEYS]) + (", ..." if len(names) > _NAMED_KEYS else "")
+            raise ValueError(f"the checkpoint has {len(names)} {kind.replace('_', ' ')}: {shown}")
+    return model
+
+
+def _refuse_unsupported(config: Any, text_config: Any, max_model_len: int | None) -> None:
+    """What the configuration already tells, before any weight is read."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError("an encoder-decoder model cannot be served; only decoder-only models")
+    other_layers = sorted(set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES)
+    if other_layers:
+        raise UnsupportedModelError(f"layers of type {', '.join(other_layers)} are not supported")
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError("layers that share the KV cache of another layer are not supported")
+    if getattr(text_config, "max_position_embeddings", None) is None:
+        raise UnsupportedModelError("the model's config.json does not give max_position_embeddings")
+    _refuse_length_dependent_rope(text_config, max_model_len)
+
+
+def _refuse_length_dependent_rope(text_config: Any, max_model_len: int | None) -> None:
+    """Up to its original length such a rope is constant, so a lower `max_model_len` makes it usable."""
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if kind not in _LENGTH_DEPENDENT_ROPE:
+        return
+    original = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
+    if max_model_len is None or max_model_len > original:
+        raise UnsupportedModelError(
+            f"rope of type {kind} changes with the length of the batch beyond {original:,} positions; "
+            f"set max_model_len to at most {original:,}"
+        )
+
+
+def _check_windows(model: PagedModel, text_config: Any) -> None:
+    """A layer that the configuration calls sliding must have told its window to the attention function."""
+    kinds = getattr(text_config, "layer_types", None) or ()
+    for layer, (kind, shape) in enumerate(zip(kinds, model.layers, strict=False)):
+        if kind == "sliding_attention" and shape.sliding_window is None:
+            raise UnsupportedModelError(f"layer {layer} has a sliding window but does not say how long it is")
+
+
+def _report_dtype(asked: ModelDtype, config: Any, actual: torch.dtype) -> None:
+    own = getattr(config, "dtype", None)
+    if asked is not ModelDtype.AUTO and own is not None and own != actual:
+        _LOG.warning("checkpoint is %s, served as %s because dtype was set", own, actual)

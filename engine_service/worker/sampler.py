@@ -1,0 +1,236 @@
+"""Draws one token per row from the logits: vectorized, and each row as if it were alone.
+
+Must not know: requests, plans, seeds (it gets one uniform number per row).
+
+The rule for a row, exactly: tokens are ordered by logit, equal logits by lower id. Weights are
+`exp((logit - largest) / temperature)` in float32. `top_k` keeps the first k tokens; `top_p` then keeps each
+token before which less than top_p of the kept weight lies; `min_p` then keeps weights >= min_p (the largest
+weight is 1). Among the kept tokens in the order of their ids, the token drawn is the first whose cumulated
+weight exceeds uniform * total. So a temperature near 0, top_k 1 and a tiny top_p all equal greedy, and
+nothing depends on which of the equivalent ways below is taken for speed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_service.worker.logits import find_peaks, suppress
+
+# Below this temperature the second best token is out of reach for any logits worth the name.
+GREEDY_BELOW = 1e-5
+
+_SLICE_ROWS = 32  # bounds the float32 workspace, and keeps it in the cache
+_GROUP = 256  # weights are summed in groups, and only the winning group is cumulated token by token
+_BELOW_ONE = 1.0 - 2.0**-50
+_SHORT_LISTS = ((40, 64), (200, 256), (900, 1024))  # (largest top_k, candidates for it)
+_NUCLEUS_CANDIDATES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The settings of R rows, one array entry each; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+
+    `uniforms` are in [0, 1). `suppressed` pairs rows with token ids that must not come, int64 [2, S].
+    """
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float32]
+    uniforms: npt.NDArray[np.float64]
+    suppressed: npt.NDArray[np.int64] | None = None
+
+    @property
+    def greedy(self) -> npt.NDArray[np.bool_]:
+        return (self.temperature < GREEDY_BELOW) | (self.top_k == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Token ids int64 [R] and, per row, whether the logits were sound; an unsound row has token 0."""
+
+    token_ids: torch.Tensor
+    sound: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """A slice of `SamplingRows` on the device, each [R, 1]."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    uniforms: torch.Tensor
+
+
+class Sampler:
+    """Holds only a workspace of float32 weights [_SLICE_ROWS, vocabulary rounded up]."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        padded = -(-vocab_size // _GROUP) * _GROUP
+        self._workspace = torch.zeros(_SLICE_ROWS, padded, dtype=torch.float32, device=device)
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Sampled:
+        """One token for each row of logits [R, vocabulary]; suppressed logits are overwritten."""
+        if rows.suppressed is not None:
+            suppress(logits, *torch.from_numpy(rows.suppressed).to(self._device))
+        peaks = find_peaks(logits)
+        greedy = rows.greedy
+        token_ids = peaks.token_ids
+        if not greedy.all():
+            filtered = ~greedy & (((rows.top_k > 0) & (rows.top_k < self._vocab_size)) | (rows.top_p < 1.0))
+            for chosen, draw in ((~greedy & ~filtered, self._draw_plain), (filtered, self._draw_filtered)):
+                for index in _slices(chosen):
+                    place = torch.from_numpy(index).to(self._device)
+                    drawn = draw(_rows_of(logits, index, place), peaks.values[place], rows, index)
+                    token_ids = token_ids.index_copy(0, place, drawn)
+        return Sampled(token_ids.masked_fill(~peaks.sound, 0), peaks.sound)
+
+    def _draw_plain(
+        self, logits: torch.Tensor, largest: torch.Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Rows without top_k and top_p: no order is needed."""
+        settings = self._settings(rows, index)
+        weights = self._weights(logits, largest, settings.temperature)
+        if (rows.min_p[index] > 0.0).any():
+            weights.mul_(weights >= settings.min_p)
+        return _draw_by_groups(weights, settings.uniforms).clamp_(max=self._vocab_size - 1)
+
+    def _draw_filtered(
+        self, logits: torch.Tensor, largest: torch.Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Rows with top_k or top_p: from the best candidates, from all tokens where those were too few."""
+        settings = self._settings(rows, index)
+        mass = self._row_mass(logits, largest, settings, rows.top_k[index])
+        candidates = self._num_candidates(rows.top_k[index])
+        drawn, enough = _draw_from_top(logits, largest, settings, mass, candidates)
+        if candidates < self._vocab_size and not bool(enough.all()):
+            short = (~enough).nonzero().squeeze(1)
+            rest = _Settings(*(getattr(settings, name)[short] for name in _Settings.__slots__))
+            again, _ = _draw_from_top(logits[short], largest[short], rest, mass[short], self._vocab_size)
+            drawn = drawn.index_copy(0, short, again)
+        return drawn
+
+    def _settings(self, rows: SamplingRows, index: npt.NDArray[np.int64]) -> _Settings:
+        def column(values: npt.NDArray) -> torch.Tensor:
+            return torch.from_numpy(values[index]).to(self._device).unsqueeze(1)
+
+        limited = np.where(rows.top_k <= 0, self._vocab_size, np.minimum(rows.top_k, self._vocab_size))
+        return _Settings(
+            temperature=column(rows.temperature),
+            top_k=column(limited),
+            top_p=column(rows.top_p),
+            min_p=column(rows.min_p),
+            uniforms=column(rows.uniforms),
+        )
+
+    def _weights(
+        self, logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor
+    ) -> torch.Tensor:
+        """Weights [R, padded vocabulary] in the workspace; the padding has weight 0."""
+        weights = self._workspace[: logits.shape[0]]
+        real = weights[:, : self._vocab_size]
+        real.copy_(logits)
+        real.sub_(largest.float().unsqueeze(1)).div_(temperature).exp_()
+        return weights
+
+    def _row_mass(
+        self,
+        logits: torch.Tensor,
+        largest: torch.Tensor,
+        settings: _Settings,
+        top_k: npt.NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Weight of the whole row, float64 [R, 1], for top_p without top_k; 0 where no row needs it."""
+        if ((top_k > 0) & (top_k < self._vocab_size)).all():
+            return torch.zeros_like(settings.uniforms)
+        groups = self._weights(logits, largest, settings.temperature).unflatten(1, (-1, _GROUP))
+        return groups.sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
+
+    def _num_candidates(self, top_k: npt.NDArray[np.int64]) -> int:
+        """How many of the best tokens to fetch so that the list is nearly always long enough."""
+        wanted = 0
+        for k in top_k.tolist():
+            fitting = (size for limit, size in _SHORT_LISTS if k <= limit)
+            wanted = max(wanted, _NUCLEUS_CANDIDATES if k <= 0 else next(fitting, self._vocab_size))
+        return min(wanted, self._vocab_size)
+
+
+def _slices(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.int64]]:
+    """The chosen rows, a workspace full at a time."""
+    index = np.flatnonzero(chosen)
+    for begin in range(0, len(index), _SLICE_ROWS):
+        yield index[begin : begin + _SLICE_ROWS]
+
+
+def _rows_of(logits: torch.Tensor, index: npt.NDArray[np.int64], place: torch.Tensor) -> torch.Tensor:
+    """The rows of an ascending index; neighbouring rows, the usual case, without a copy."""
+    first, last = int(index[0]), int(index[-1]) + 1
+    return logits[first:last] if last - first == len(index) else logits.index_select(0, place)
+
+
+def _draw_by_groups(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulated weight exceeds uniform * total, [R]; weights [R, groups * _GROUP].
+
+    Sums in groups, finds the group, then cumulates only inside it: one read of the weights, no copy.
+    """
+    grouped = weights.unflatten(1, (-1, _GROUP))
+    ends = grouped.sum(-1, dtype=torch.float64).cumsum_(-1)
+    target = uniforms * ends[:, -1:]
+    group = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
+    before = torch.where(group > 0, ends.gather(1, (group - 1).clamp_(min=0)), 0.0)
+    inside = grouped.gather(1, group.unsqueeze(2).expand(-1, 1, _GROUP)).squeeze(1).double().cumsum_(-1)
+    # The group's sum and its cumulation may differ in the last bit: stay below the last weight that counts.
+    rest = torch.minimum(target - before, inside[:, -1:] * _BELOW_ONE)
+    return (group * _GROUP + torch.searchsorted(inside, rest, right=True)).squeeze(1)
+
+
+def _draw_from_top(
+    logits: torch.Tensor,
+    largest: torch.Tensor,
+    settings: _Settings,
+    mass: torch.Tensor,
+    candidates: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among the best `candidates` tokens -> ids [R], and whether they were enough to be exact [R]."""
+    values, ids, trusted = _ordered_candidates(logits, candidates)
+    weights = values.float().sub_(largest.float().unsqueeze(1)).div_(settings.temperature).exp_().double()
+    rank = torch.arange(candidates, device=logits.device).unsqueeze(0)
+    within_k = rank < settings.top_k
+    ends = weights.cumsum(-1)
+    k_mass = ends.gather(1, (settings.top_k - 1).clamp(max=candidates - 1))
+    limited = settings.top_k < logits.shape[1]
+    bound = settings.top_p * torch.where(limited, k_mass, mass)
+    nucleus = within_k & ((ends - weights < bound) | (settings.top_p >= 1.0) | (rank == 0))
+    enough = nucleus.sum(-1) <= trusted
+    if candidates < logits.shape[1]:
+        enough &= (settings.top_k.squeeze(1) <= trusted) | ~limited.squeeze(1)
+    kept = weights * (nucleus & (weights >= settings.min_p))
+    by_id, order = ids.sort(dim=-1)
+    cumulated = kept.gather(1, order).cumsum_(-1)
+    target = settings.uniforms * cumulated[:, -1:]
+    place = torch.searchsorted(cumulated, target, right=True).clamp_(max=candidates - 1)
+    return by_id.gather(1, place).squeeze(1), enough
+
+
+def _ordered_candidates(
+    logits: torch.Tensor, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values and ids [R, candidates] by falling logit and rising id, and how many are certain [R].
+
+    `topk` chooses freely among logits equal to its last one, so only those above it are certain.
+    """
+    if candidates == logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids, torch.full((logits.shape[0],), candidates, device=logits.device)
+    values, ids = logits.topk(candidates)
+    trusted = (values > values[:, -1:]).sum(-1)
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order), trusted
