@@ -1,4 +1,4 @@
-"""Settings of the engine service: flat flags, checked and made into small frozen objects before anything loads.
+"""Settings of the engine service: flat flags, checked and made small frozen objects before anything loads.
 
 Must not know: torch, gRPC, how the settings are used.
 """

@@ -120,7 +120,9 @@ def build_engine(
         clock=time.monotonic,
         overlap=scheduling.overlap,
     )
-    return loop, EngineReady(_engine_info(info, limits, folder, scheduling.max_num_requests))
+    return loop, EngineReady(
+        _engine_info(info, limits, folder, scheduling.max_num_requests), scheduler.stats()
+    )
 
 
 def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
@@ -153,7 +155,7 @@ def _resolve_device(choice: DeviceChoice) -> Device:
 
 
 def _limits(info: WorkerInfo, *, is_length_fixed: bool) -> EngineLimits:
-    """A length that was left open is lowered to what the pool serves; a given one is refused if it is too long."""
+    """A length that was left open is lowered to what the pool serves; a given one may be refused."""
     servable = servable_model_len(info.max_model_len, info.block_size, info.num_blocks)
     return EngineLimits(
         info.vocab_size,

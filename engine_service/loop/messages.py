@@ -58,6 +58,7 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class EngineReady:
     info: EngineInfo
+    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class EngineFatal:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """One step: its tokens, and seconds from its plan (when they overlap: from the step before) to its result."""
+    """One step: its tokens, and seconds from its plan (overlapped: from the step before) to its result."""
 
     seconds: float
     num_tokens: int

@@ -1,0 +1,130 @@
+"""`tokenwire-engine`: builds the front process of the engine service and runs it.
+
+Together with `engine_main` the only place that builds objects. Never imports torch: that is the engine
+process's, which is started from here.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+import time
+from functools import partial
+from importlib.metadata import version
+
+import grpc
+import structlog
+from prometheus_client import CollectorRegistry
+
+from engine_service.api.admission import Door
+from engine_service.api.engine_handle import EngineHandle
+from engine_service.api.engine_metrics import EngineMetrics
+from engine_service.api.front import Front
+from engine_service.api.grpc_service import SERVICE_NAME, EngineService
+from engine_service.api.supervisor import EngineSupervisor
+from engine_service.config import (
+    ENV_PREFIX,
+    PROGRAM,
+    EngineConfig,
+    EngineSettings,
+    ServerConfig,
+    engine_config,
+    server_config,
+)
+from engine_service.loop.engine_process import engine_environment, launch_process
+from service_runtime.config import fail, load_settings
+from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_options
+from service_runtime.lifecycle import StopSignals
+from service_runtime.logs import configure_logging
+from service_runtime.metrics import MetricsServer, start_metrics_server
+from tokenwire.engine.v1 import engine_pb2_grpc
+
+_ENGINE_MODULE = "engine_service.engine_main"
+
+
+def main() -> None:
+    """Exit status: 0 after a stop that was asked for, 1 when the engine cannot serve, 2 for bad settings."""
+    settings = load_settings(EngineSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
+    configure_logging(level=settings.log_level, log_format=settings.log_format, service="engine-front")
+    message = asyncio.run(serve(engine_config(settings), server_config(settings)))
+    if message is not None:
+        fail(PROGRAM, message)
+
+
+async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
+    """Serves until a stop signal (None) or until the engine is gone for good (why)."""
+    signals = StopSignals()
+    signals.install()
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry)
+    handle = EngineHandle(metrics=metrics, clock=time.monotonic, max_unread_tokens=server.max_unread_tokens)
+    health = ServiceHealth([SERVICE_NAME])
+    grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))
+    _add_service(grpc_server, server, handle, metrics)
+    await health.add_to(grpc_server)
+    try:
+        metrics_server = await _listen(grpc_server, server, registry)
+    except (PortInUse, OSError) as error:
+        return _why_not_listening(error, server)
+    supervisor = EngineSupervisor(
+        launch=partial(launch_process, _ENGINE_MODULE, engine_environment(os.environ, engine.model.threads)),
+        config=engine,
+        handle=handle,
+        set_serving=health.set_serving,
+        restart=server.restart_engine,
+    )
+    front = Front(
+        server=grpc_server,
+        set_serving=health.set_serving,
+        handle=handle,
+        supervisor=supervisor,
+        signals=signals,
+        drain_timeout_s=server.drain_timeout_s,
+    )
+    try:
+        return await front.run()
+    finally:
+        metrics_server.close()
+
+
+def _add_service(
+    grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, metrics: EngineMetrics
+) -> None:
+    randomness = random.SystemRandom()
+    door = Door(
+        handle,
+        metrics,
+        draw_seed=partial(randomness.getrandbits, 63),
+        draw_name=partial(secrets.token_hex, 16),
+    )
+    service = EngineService(
+        door=door,
+        handle=handle,
+        model_name=server.served_model_name,
+        engine_version=version("tokenwire"),
+        clock=time.monotonic,
+    )
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, grpc_server)
+
+
+async def _listen(
+    grpc_server: grpc.aio.Server, server: ServerConfig, registry: CollectorRegistry
+) -> MetricsServer:
+    grpc_port = bind(grpc_server, server.host, server.port)
+    metrics_server = start_metrics_server(registry, server.metrics_host, server.metrics_port)
+    await grpc_server.start()
+    structlog.get_logger().info("listening", grpc_port=grpc_port, metrics_port=metrics_server.port)
+    return metrics_server
+
+
+def _why_not_listening(error: Exception, server: ServerConfig) -> str:
+    if isinstance(error, PortInUse):
+        return str(error)
+    return (
+        f"cannot serve metrics on {server.metrics_host}:{server.metrics_port}: "
+        "the port is in use or the address is not ours"
+    )
+
+
+if __name__ == "__main__":
+    main()

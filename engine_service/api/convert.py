@@ -1,0 +1,84 @@
+"""From the engine to the wire: finishes, model information and load as protobuf messages.
+
+Must not know: gRPC calls, validation, what is running.
+"""
+
+from engine_service.api.errors import grpc_status
+from engine_service.core.outcome import Finish, FinishReason, Refusal
+from engine_service.core.stats import EngineStats
+from engine_service.loop.messages import EngineInfo
+from tokenwire.common.v1 import outcome_pb2
+from tokenwire.engine.v1 import engine_pb2
+
+_REASON = {
+    FinishReason.STOP: outcome_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: outcome_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: outcome_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: outcome_pb2.FINISH_REASON_ERROR,
+}
+
+
+def finish_message(finish: Finish, seed: int) -> engine_pb2.Finish:
+    message = engine_pb2.Finish(
+        reason=_REASON[finish.reason],
+        usage=outcome_pb2.Usage(
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
+        ),
+        stop_token_id=finish.stop_token_id,
+        seed=seed,
+    )
+    if finish.error is not None:
+        message.error.CopyFrom(error_message(finish.error))
+    return message
+
+
+def error_message(refusal: Refusal) -> outcome_pb2.RequestError:
+    message = outcome_pb2.RequestError(grpc_code=grpc_status(refusal.code).value[0], message=refusal.message)
+    if refusal.field is not None:
+        message.field_violations.add(field=refusal.field, description=refusal.message)
+    if refusal.retry_after_s is not None:
+        message.retry_delay.FromNanoseconds(int(refusal.retry_after_s * 1e9))
+    return message
+
+
+def model_info_message(
+    info: EngineInfo, model_name: str, engine_version: str
+) -> engine_pb2.GetModelInfoResponse:
+    return engine_pb2.GetModelInfoResponse(
+        model_name=model_name,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        tokenizer_fingerprint=info.tokenizer_fingerprint,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_num_requests=info.max_num_requests,
+        engine_version=engine_version,
+    )
+
+
+def load_message(
+    stats: EngineStats, engine_pid: int, last_step_age_s: float | None
+) -> engine_pb2.GetLoadResponse:
+    message = engine_pb2.GetLoadResponse(
+        running_requests=stats.running,
+        waiting_requests=stats.waiting,
+        waiting_tokens=stats.waiting_tokens,
+        total_blocks=stats.total_blocks,
+        used_blocks=stats.used_blocks,
+        free_blocks=stats.free_blocks,
+        cached_blocks=stats.cached_blocks,
+        steps_total=stats.steps,
+        preemptions_total=stats.preemptions,
+        prompt_tokens_total=stats.prompt_tokens,
+        generated_tokens_total=stats.generated_tokens,
+        cached_tokens_total=stats.cached_tokens,
+        engine_pid=engine_pid,
+    )
+    if last_step_age_s is not None:
+        message.last_step_age.FromNanoseconds(int(last_step_age_s * 1e9))
+    return message

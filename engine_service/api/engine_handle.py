@@ -1,0 +1,210 @@
+"""The internal handle both RPC styles sit on: submit, cancel, abort by name, news, and the engine's death.
+
+Must not know: protobuf, gRPC calls, how the engine runs.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from engine_service.api.engine_metrics import EngineMetrics
+from engine_service.api.live_request import LiveRequest
+from engine_service.api.parse import EngineRequest
+from engine_service.core.admission import EngineLimits
+from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
+from engine_service.core.stats import EngineStats
+from engine_service.loop.messages import Abort, EngineInfo, EngineReady, RequestTiming, StepReport, Submit
+
+STARTING = Refusal(RefusalCode.ENGINE_GONE, "the engine is starting", retry_after_s=1.0)
+SHUTTING_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "the engine service is shutting down")
+_MAILBOX_FULL = Refusal(RefusalCode.QUEUE_FULL, "the engine takes no more requests now", retry_after_s=1.0)
+_ABORTED = Refusal(RefusalCode.CANCELLED, "aborted by request id")
+
+
+class CommandSink(Protocol):
+    """Where commands go: the front's end of the mailbox."""
+
+    def send(self, command: object, *, always: bool = False) -> bool: ...
+
+
+@dataclass(slots=True)
+class Connection:
+    """One life of the engine process. `ended` is set when it is over; then `reason` says why."""
+
+    info: EngineInfo
+    limits: EngineLimits
+    commands: CommandSink
+    stats: EngineStats
+    last_step: float | None = None
+    reason: Refusal = STARTING
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EngineHandle:
+    """Owns the table of live requests. Lives on the event loop; nothing here waits for the engine."""
+
+    def __init__(self, *, metrics: EngineMetrics, clock: Callable[[], float], max_unread_tokens: int) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._max_unread_tokens = max_unread_tokens
+        self._ids = itertools.count(1)
+        self._live: dict[int, LiveRequest] = {}
+        self._by_name: dict[str, LiveRequest] = {}
+        self._connection: Connection | None = None
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._log = structlog.get_logger()
+
+    def connection(self) -> Connection | Refusal:
+        """The running engine, or why there is none."""
+        if self._is_draining:
+            return SHUTTING_DOWN
+        return self._connection or STARTING
+
+    @property
+    def current(self) -> Connection | None:
+        """The running engine even while the service drains."""
+        return self._connection
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> LiveRequest | Refusal:
+        """Hands a request to the engine. Its news comes to the LiveRequest, whose `wake` says when."""
+        connection = self.connection()
+        if isinstance(connection, Refusal):
+            return connection
+        if request.name in self._by_name:
+            return Refusal(
+                RefusalCode.DUPLICATE, "a live request has the same request_id", "request.request_id"
+            )
+        live = LiveRequest(
+            next(self._ids),
+            request.name,
+            seed=request.sampling.seed,
+            prompt_tokens=len(request.token_ids),
+            started=self._clock(),
+            wake=wake,
+        )
+        command = Submit(
+            live.request_id, request.token_ids, request.sampling, request.timeout_s, request.cache_salt
+        )
+        if not connection.commands.send(command):
+            return _MAILBOX_FULL
+        self._live[live.request_id] = self._by_name[live.name] = live
+        self._idle.clear()
+        return live
+
+    def cancel(self, live: LiveRequest, cause: Refusal) -> None:
+        """Ends a request: no more tokens for its reader, blocks free within one step. Idempotent."""
+        if live.request_id not in self._live or live.is_cut:
+            return
+        live.cut()
+        if self._connection is not None:
+            self._connection.commands.send(Abort((live.request_id,), cause), always=True)
+
+    async def abort(self, names: Sequence[str]) -> None:
+        """Ends requests by name and returns once the engine has let go of them. Unknown names are fine."""
+        found = [live for name in names if (live := self._by_name.get(name)) is not None]
+        for live in found:
+            self.cancel(live, _ABORTED)
+        for live in found:
+            await live.done.wait()
+
+    def cancel_all(self, cause: Refusal) -> None:
+        for live in list(self._live.values()):
+            self.cancel(live, cause)
+
+    def attach(self, ready: EngineReady, commands: CommandSink) -> None:
+        """A started engine: requests are accepted from now on."""
+        info = ready.info
+        limits = EngineLimits(
+            info.vocab_size,
+            info.max_model_len,
+            frozenset(info.eos_token_ids),
+            info.block_size,
+            info.num_blocks,
+        )
+        self._connection = Connection(info, limits, commands, ready.stats)
+        self._metrics.engine_started(ready.stats)
+
+    def detach(self, reason: Refusal) -> None:
+        """The engine is gone: every live request ends with `reason`, now."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        for live in list(self._live.values()):
+            finish = Finish(FinishReason.ERROR, live.prompt_tokens, live.num_received, 0, error=reason)
+            self._end(live, finish, None)
+            live.add((), finish)
+        self._metrics.engine_ended()
+        connection.reason = reason
+        connection.ended.set()
+
+    def drain(self) -> None:
+        """Refuses new requests from now on; running ones go on."""
+        self._is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is live."""
+        await self._idle.wait()
+
+    def on_report(self, report: StepReport) -> None:
+        """Distributes the news of a step."""
+        connection = self._connection
+        if connection is None:
+            return
+        connection.stats = report.stats
+        if report.steps:
+            connection.last_step = self._clock()
+        timings = {timing.request_id: timing for timing in report.finished}
+        for item in report.news:
+            live = self._live.get(item.request_id)
+            if live is not None:
+                self._deliver(live, item, timings.get(item.request_id))
+        self._metrics.observe_report(report)
+
+    def _deliver(self, live: LiveRequest, item: RequestNews, timing: RequestTiming | None) -> None:
+        if item.finish is not None:
+            self._end(live, item.finish, timing)
+        live.add(item.token_ids, item.finish)
+        if item.finish is None and live.unread_tokens > self._max_unread_tokens:
+            message = (
+                f"the reader left {live.unread_tokens:,} tokens unread; "
+                f"at most {self._max_unread_tokens:,} are kept"
+            )
+            self.cancel(live, Refusal(RefusalCode.SLOW_READER, message))
+
+    def _end(self, live: LiveRequest, finish: Finish, timing: RequestTiming | None) -> None:
+        del self._live[live.request_id]
+        del self._by_name[live.name]
+        if not self._live:
+            self._idle.set()
+        self._metrics.count_request(finish)
+        self._log.info(
+            "request finished",
+            request_id=live.name,
+            reason=finish.reason.value,
+            code=finish.error.code.value if finish.error else None,
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
+            seconds=round(self._clock() - live.started, 6),
+            queue_s=_rounded(timing.queue_s if timing else None),
+            prefill_s=_rounded(timing.prefill_s if timing else None),
+            decode_s=_rounded(timing.decode_s if timing else None),
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -1,0 +1,77 @@
+"""The front process's life: serve until a signal or the engine's death, then stop in order.
+
+Must not know: what is served, how the engine runs.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+import structlog
+
+from engine_service.api.engine_handle import SHUTTING_DOWN, EngineHandle
+from engine_service.api.supervisor import EngineSupervisor
+from service_runtime.lifecycle import StopSignals
+
+_LAST_STATUSES_SECONDS = 1.0
+_ABORTED_SECONDS = 2.0
+
+
+class Front:
+    """Runs a started server around a supervised engine."""
+
+    def __init__(
+        self,
+        *,
+        server: grpc.aio.Server,
+        set_serving: Callable[[bool], Awaitable[None]],
+        handle: EngineHandle,
+        supervisor: EngineSupervisor,
+        signals: StopSignals,
+        drain_timeout_s: float,
+    ) -> None:
+        self._server = server
+        self._set_serving = set_serving
+        self._handle = handle
+        self._supervisor = supervisor
+        self._signals = signals
+        self._drain_timeout_s = drain_timeout_s
+        self._log = structlog.get_logger()
+
+    async def run(self) -> str | None:
+        """None after a stop that was asked for; otherwise why the engine is gone for good."""
+        engine = asyncio.create_task(self._supervisor.run())
+        stop = asyncio.create_task(self._signals.wait_graceful())
+        await asyncio.wait({engine, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.done():
+            stop.cancel()
+            await self._set_serving(False)
+            await self._server.stop(_LAST_STATUSES_SECONDS)
+            return engine.result()
+        is_immediate = await self._drain(engine)
+        await self._supervisor.stop(immediately=is_immediate)
+        await self._server.stop(0 if is_immediate else _LAST_STATUSES_SECONDS)
+        await engine
+        return None
+
+    async def _drain(self, engine: asyncio.Task[str]) -> bool:
+        """Lets running work finish in time; True when a second signal cut it short."""
+        await self._set_serving(False)
+        self._handle.drain()
+        self._log.info("draining", live_requests=self._handle.num_live, timeout_s=self._drain_timeout_s)
+        immediate = asyncio.create_task(self._signals.wait_immediate())
+        await self._wait_idle(engine, immediate, self._drain_timeout_s)
+        if self._handle.num_live and not immediate.done():
+            self._log.warning("drain timeout", live_requests=self._handle.num_live)
+            self._handle.cancel_all(SHUTTING_DOWN)
+            await self._wait_idle(engine, immediate, _ABORTED_SECONDS)
+        self._handle.detach(SHUTTING_DOWN)
+        immediate.cancel()
+        return immediate.done() and not immediate.cancelled()
+
+    async def _wait_idle(
+        self, engine: asyncio.Task[str], immediate: asyncio.Task[None], timeout_s: float
+    ) -> None:
+        idle = asyncio.create_task(self._handle.wait_idle())
+        await asyncio.wait({engine, immediate, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()

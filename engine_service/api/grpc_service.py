@@ -1,0 +1,113 @@
+"""EngineService over gRPC: a thin layer over the door, the handle and the sessions.
+
+Must not know: torch, how the engine runs, how requests are validated.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from engine_service.api import errors
+from engine_service.api.admission import Door
+from engine_service.api.convert import finish_message, load_message, model_info_message
+from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
+from engine_service.api.live_request import LiveRequest
+from engine_service.api.session import Session
+from engine_service.core.outcome import Refusal, RefusalCode
+from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
+
+SERVICE_NAME = "tokenwire.engine.v1.EngineService"
+_CLIENT_LEFT = Refusal(RefusalCode.CANCELLED, "the client left")
+
+GenerateContext = grpc.aio.ServicerContext[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
+
+
+class EngineService(engine_pb2_grpc.EngineServiceServicer):
+    """Errors are statuses: see `api/errors.py`. `clock` is the handle's, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        door: Door,
+        handle: EngineHandle,
+        model_name: str,
+        engine_version: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._door = door
+        self._handle = handle
+        self._model_name = model_name
+        self._engine_version = engine_version
+        self._clock = clock
+
+    async def Session(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[engine_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse],
+    ) -> None:
+        await Session(context, self._door, self._handle, self._opened).run()
+
+    async def Generate(  # type: ignore[override]
+        self, request: engine_pb2.GenerateRequest, context: GenerateContext
+    ) -> None:
+        has_news = asyncio.Event()
+        live = self._door.admit(request.request, call_timeout_s=context.time_remaining(), wake=has_news.set)
+        if isinstance(live, Refusal):
+            await errors.abort(context, live)
+        try:
+            await self._stream(live, has_news, context)
+        finally:
+            # Also when the task is cancelled because the client left: the end of the call ends the request.
+            self._handle.cancel(live, _CLIENT_LEFT)
+
+    async def _stream(self, live: LiveRequest, has_news: asyncio.Event, context: GenerateContext) -> None:
+        while True:
+            await has_news.wait()
+            has_news.clear()
+            unread = live.take()
+            finish = unread.finish
+            if finish is None:
+                if unread.token_ids:
+                    await context.write(engine_pb2.GenerateResponse(token_ids=unread.token_ids))
+                continue
+            # A refusal before the first token is a status alone.
+            if finish.error is None or finish.completion_tokens > 0:
+                message = finish_message(finish, live.seed)
+                await context.write(engine_pb2.GenerateResponse(token_ids=unread.token_ids, finish=message))
+            if finish.error is not None:
+                await errors.abort(context, finish.error)
+            return
+
+    async def Abort(
+        self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.AbortResponse:
+        await self._handle.abort(request.request_ids)
+        return engine_pb2.AbortResponse()
+
+    async def GetModelInfo(
+        self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.GetModelInfoResponse:
+        return self._model_info(await self._running_engine(context))
+
+    async def GetLoad(
+        self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.GetLoadResponse:
+        connection = await self._running_engine(context)
+        last = connection.last_step
+        age_s = None if last is None else self._clock() - last
+        return load_message(connection.stats, connection.info.pid, age_s)
+
+    async def _running_engine(self, context: grpc.aio.ServicerContext[object, object]) -> Connection:
+        connection = self._handle.current
+        if connection is None:
+            await errors.abort(context, STARTING)
+        return connection
+
+    def _model_info(self, connection: Connection) -> engine_pb2.GetModelInfoResponse:
+        return model_info_message(connection.info, self._model_name, self._engine_version)
+
+    def _opened(self, connection: Connection) -> engine_pb2.SessionOpened:
+        return engine_pb2.SessionOpened(
+            model=self._model_info(connection), engine_epoch=connection.info.epoch
+        )

@@ -1,0 +1,210 @@
+"""One multiplexed session: commands in, one message per engine step out; its end is the end of its requests.
+
+Must not know: how requests are validated, other sessions, how the engine runs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import grpc
+
+from engine_service.api import errors
+from engine_service.api.admission import Door
+from engine_service.api.convert import finish_message
+from engine_service.api.engine_handle import Connection, EngineHandle
+from engine_service.api.live_request import LiveRequest, Unread
+from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
+from tokenwire.engine.v1 import engine_pb2
+
+# Past this many requests with unread news, commands wait until the client has read some.
+MAX_UNREAD_OUTPUTS = 8192
+# Keeps a merged message well below the transport's limit.
+MAX_TOKENS_PER_MESSAGE = 262_144
+_LAST_WORDS_SECONDS = 0.5
+_SESSION_ENDED = Refusal(RefusalCode.CANCELLED, "the session ended")
+_CANCELLED = Refusal(RefusalCode.CANCELLED, "cancelled by the client")
+
+Context = grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
+
+
+class _News(Protocol):
+    """Something with news for a handle."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def take(self) -> Unread: ...
+
+
+class _Refused:
+    """A request that was refused at the door."""
+
+    seed = 0
+
+    def __init__(self, prompt_tokens: int, refusal: Refusal) -> None:
+        self._finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
+
+    def take(self) -> Unread:
+        return Unread([], self._finish)
+
+
+class Session:
+    """Serves one Session call: build it, `run` it once."""
+
+    def __init__(
+        self,
+        context: Context,
+        door: Door,
+        handle: EngineHandle,
+        opened: Callable[[Connection], engine_pb2.SessionOpened],
+    ) -> None:
+        self._context = context
+        self._door = door
+        self._handle = handle
+        self._opened = opened
+        self._live: dict[int, LiveRequest] = {}
+        self._unread: dict[int, _News] = {}
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._all_written = asyncio.Event()
+        self._has_room.set()
+        self._all_written.set()
+
+    async def run(self) -> None:
+        """Until the stream or the engine ends; may end the call with a status. Then no request is left."""
+        connection = self._handle.connection()
+        if isinstance(connection, Refusal):
+            await errors.abort(self._context, connection)
+        await self._open(connection)
+        try:
+            refusal = await self._serve(connection)
+        finally:
+            for live in self._live.values():
+                self._handle.cancel(live, _SESSION_ENDED)
+        if refusal is not None:
+            await errors.abort(self._context, refusal)
+
+    async def _open(self, connection: Connection) -> None:
+        first = _command(await self._context.read())
+        if first is None or first.WhichOneof("command") != "open":
+            await errors.abort(
+                self._context,
+                Refusal(RefusalCode.INVALID, "the first message of a session must be `open`", "open"),
+            )
+        await self._context.write(engine_pb2.SessionResponse(opened=self._opened(connection)))
+
+    async def _serve(self, connection: Connection) -> Refusal | None:
+        """Until the client ends the stream (None), breaks its rules or the engine ends (why)."""
+        reader = asyncio.create_task(self._read_commands())
+        writer = asyncio.create_task(self._write_outputs())
+        ended = asyncio.create_task(connection.ended.wait())
+        tasks: set[asyncio.Task[Refusal | None] | asyncio.Task[None] | asyncio.Task[bool]]
+        tasks = {reader, writer, ended}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if ended in done:
+                await asyncio.wait(
+                    {writer, asyncio.create_task(self._all_written.wait())},
+                    timeout=_LAST_WORDS_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                return connection.reason
+            if writer in done:
+                writer.result()
+            return reader.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_commands(self) -> Refusal | None:
+        while True:
+            await self._has_room.wait()
+            message = _command(await self._context.read())
+            if message is None:
+                return None
+            refusal = self._obey(message)
+            if refusal is not None:
+                return refusal
+
+    def _obey(self, message: engine_pb2.SessionRequest) -> Refusal | None:
+        """Carries a command out; returns what breaks the rules of the stream itself."""
+        match message.WhichOneof("command"):
+            case "submit":
+                return self._submit(message.submit)
+            case "cancel":
+                live = self._live.get(message.cancel.handle)
+                if live is not None:
+                    self._handle.cancel(live, _CANCELLED)
+                return None
+            case "open":
+                return Refusal(RefusalCode.INVALID, "the session is open already", "open")
+            case _:
+                return Refusal(RefusalCode.INVALID, "a message must hold a submit or a cancel", "command")
+
+    def _submit(self, message: engine_pb2.SubmitRequest) -> Refusal | None:
+        handle = message.handle
+        if handle in self._live or handle in self._unread:
+            return Refusal(RefusalCode.INVALID, f"handle {handle} is in use", "submit.handle")
+        admitted = self._door.admit(
+            message.request,
+            call_timeout_s=self._context.time_remaining(),
+            wake=partial(self._note, handle),
+        )
+        if isinstance(admitted, Refusal):
+            self._add_news(handle, _Refused(len(message.request.prompt_token_ids), admitted))
+        else:
+            self._live[handle] = admitted
+        return None
+
+    def _note(self, handle: int) -> None:
+        live = self._live.get(handle)
+        if live is not None:
+            self._add_news(handle, live)
+
+    def _add_news(self, handle: int, news: _News) -> None:
+        self._unread[handle] = news
+        self._has_news.set()
+        self._all_written.clear()
+        if len(self._unread) > MAX_UNREAD_OUTPUTS:
+            self._has_room.clear()
+
+    async def _write_outputs(self) -> None:
+        while True:
+            await self._has_news.wait()
+            outputs = self._take_outputs()
+            if outputs:
+                step = engine_pb2.StepOutputs(outputs=outputs)
+                await self._context.write(engine_pb2.SessionResponse(step=step))
+            if not self._unread:
+                self._all_written.set()
+
+    def _take_outputs(self) -> list[engine_pb2.RequestOutput]:
+        """The news of all handles; the rest stays for the next message when there is very much of it."""
+        outputs: list[engine_pb2.RequestOutput] = []
+        num_tokens = 0
+        while self._unread and num_tokens < MAX_TOKENS_PER_MESSAGE:
+            handle = next(iter(self._unread))
+            news = self._unread.pop(handle)
+            unread = news.take()
+            num_tokens += len(unread.token_ids)
+            if unread.finish is not None:
+                self._live.pop(handle, None)
+                finish = finish_message(unread.finish, news.seed)
+                outputs.append(
+                    engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish)
+                )
+            elif unread.token_ids:
+                outputs.append(engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids))
+        if not self._unread:
+            self._has_news.clear()
+        if len(self._unread) <= MAX_UNREAD_OUTPUTS:
+            self._has_room.set()
+        return outputs
+
+
+def _command(message: object) -> engine_pb2.SessionRequest | None:
+    """None at the end of the stream."""
+    return message if isinstance(message, engine_pb2.SessionRequest) else None
