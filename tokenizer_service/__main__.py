@@ -1,0 +1,203 @@
+"""Starts the tokenizer service: the only place that builds its objects.
+
+Must not know: how a request is served.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+from prometheus_client import CollectorRegistry
+
+from service_runtime.config import fail, load_settings
+from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_options
+from service_runtime.lifecycle import StopSignals
+from service_runtime.logs import configure_logging
+from service_runtime.metrics import MetricsServer, start_metrics_server
+from service_runtime.model_files import ModelNotFound, resolve_model_folder, tokenizer_fingerprint
+from tokenizer_service.api.calls import CallRunner
+from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
+from tokenizer_service.api.metrics import TokenizerMetrics
+from tokenizer_service.config import ENV_PREFIX, TokenizerSettings
+from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
+from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
+from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.engines.router import Router
+from tokenizer_service.sessions.admission import Admission
+from tokenizer_service.sessions.encode_pool import EncodePool
+from tokenizer_service.sessions.live import LiveSessions
+from tokenizer_service.sessions.prompt_text import PromptEncoder
+from tokenizer_service.sessions.session import ReadLimits
+from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.sessions.validation import MAX_MESSAGES
+from tokenizer_service.text.errors import TextError
+from tokenizer_service.text.prompt import ChatLimits
+
+PROGRAM = "tokenwire-tokenizer"
+# What the transport gets to send the last statuses.
+_STOP_GRACE_S = 1.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The served model as far as text is concerned."""
+
+    encoder: PromptEncoder
+    fingerprint: str
+
+
+def load_model(folder: Path, settings: TokenizerSettings) -> LoadedModel:
+    """Raises TextError when the folder's tokenizer or chat template cannot be used."""
+    limits = ChatLimits(max_messages=MAX_MESSAGES, max_chars=4 * settings.max_request_bytes)
+    return LoadedModel(PromptEncoder.load(folder, limits), tokenizer_fingerprint(folder))
+
+
+class TokenizerApp:
+    """All objects of one running service. Build it inside the event loop; then start, wait, stop."""
+
+    def __init__(self, settings: TokenizerSettings, model: LoadedModel, dice: random.Random) -> None:
+        self._settings = settings
+        self._model = model
+        self._dice = dice
+        self.metrics = TokenizerMetrics(CollectorRegistry())
+        self.admission = Admission(settings.max_requests)
+        self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
+        self.sessions = LiveSessions()
+        self._engines_changed = asyncio.Event()
+        self._engines_changed.set()
+        self.router = Router(tuple(self._connection(address) for address in settings.engine))
+        self._health = ServiceHealth([SERVICE_NAME])
+        self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._metrics_server: MetricsServer | None = None
+        self.port = 0
+        self._is_draining = False
+
+    def _connection(self, address: str) -> EngineConnection:
+        ours = TokenizerIdentity(self._model.fingerprint, self._model.encoder.vocab_size)
+        return EngineConnection(
+            address=address,
+            client_name=f"{socket.gethostname()}:{os.getpid()}",
+            check=ModelCheck(ours, self._settings.allow_tokenizer_mismatch),
+            limits=ConnectionLimits(),
+            jitter=self._dice.random,
+            on_change=self._engines_changed.set,
+        )
+
+    def _servicer(self) -> TokenizerServicer:
+        metrics = self.metrics
+        return TokenizerServicer(
+            runner=CallRunner(self.admission, metrics),
+            texts=TextService(
+                encoder=self._model.encoder,
+                pool=self.pool,
+                router=self.router,
+                read_limits=ReadLimits(max_unread_tokens=self._settings.max_unread_tokens),
+                new_seed=lambda: self._dice.getrandbits(63),
+                observe_encode=metrics.encode_seconds.observe,
+            ),
+            sessions=self.sessions,
+            model_name=self._settings.model_name,
+            fingerprint=self._model.fingerprint,
+            new_id=lambda: str(uuid.UUID(int=self._dice.getrandbits(128), version=4)),
+        )
+
+    async def start(self) -> None:
+        """Listens and connects. Raises PortInUse, OSError when a port cannot be had."""
+        settings = self._settings
+        add_to_server(self._servicer(), self._server)
+        await self._health.add_to(self._server)
+        self.metrics.watch(
+            active_requests=lambda: self.admission.num_active,
+            engines_connected=lambda: self.router.num_connected,
+            encode_queue=lambda: self.pool.num_queued,
+        )
+        self.port = bind(self._server, settings.host, settings.port)
+        self._metrics_server = start_metrics_server(
+            self.metrics.registry, settings.metrics_host, settings.metrics_port
+        )
+        await self._server.start()
+        _log.info("listening", grpc_port=self.port, metrics_port=self._metrics_server.port)
+        self._tasks = [asyncio.create_task(connection.run()) for connection in self.router.connections]
+        self._tasks.append(asyncio.create_task(self._keep_health()))
+
+    async def _keep_health(self) -> None:
+        """SERVING only while at least one engine is connected and fits."""
+        while True:
+            await self._engines_changed.wait()
+            self._engines_changed.clear()
+            serving = self.router.num_connected > 0 and not self._is_draining
+            if serving != self._health.is_serving:
+                await self._health.set_serving(serving)
+                _log.info("serving" if serving else "not_serving", engines=self.router.num_connected)
+
+    async def drain(self) -> None:
+        """Refuses new work, waits until the running work is done."""
+        self._is_draining = True
+        self._engines_changed.set()
+        await self._health.set_serving(False)
+        self.admission.drain()
+        _log.info("draining", active_requests=self.admission.num_active)
+        await self.admission.wait_idle()
+
+    async def stop(self) -> None:
+        """Ends what still runs with UNAVAILABLE, then everything else."""
+        gone = Refusal(RefusalCode.UNAVAILABLE, "the service is shutting down", retry_after_s=1.0)
+        self.admission.drain()
+        self.sessions.fail_all(gone)
+        await asyncio.to_thread(self.pool.close)
+        await self._server.stop(_STOP_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.close)
+
+
+async def _serve(settings: TokenizerSettings, model: LoadedModel) -> None:
+    signals = StopSignals()
+    signals.install()
+    app = TokenizerApp(settings, model, random.SystemRandom())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(app.stop)
+        await app.start()
+        await signals.wait_graceful()
+        await _drain(app, signals, settings.drain_timeout)
+    _log.info("stopped")
+
+
+async def _drain(app: TokenizerApp, signals: StopSignals, timeout_s: float) -> None:
+    """Until the work is done, the time is up, or the second signal comes."""
+    waits = [asyncio.create_task(app.drain()), asyncio.create_task(signals.wait_immediate())]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def main() -> None:
+    """Entry of `tokenwire-tokenizer`. Exit code 0 after a stop signal, 1 for a start that cannot succeed."""
+    settings = load_settings(TokenizerSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
+    configure_logging(level=settings.log_level, log_format=settings.log_format, service="tokenizer")
+    try:
+        model = load_model(resolve_model_folder(settings.model), settings)
+        asyncio.run(_serve(settings, model))
+    except (ModelNotFound, PortInUse) as error:
+        fail(PROGRAM, str(error))
+    except TextError as error:
+        fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")
+    except OSError as error:
+        fail(PROGRAM, f"cannot listen on {settings.metrics_host}:{settings.metrics_port}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

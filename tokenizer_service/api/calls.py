@@ -1,0 +1,159 @@
+"""Runs every RPC the same way: a place among the active ones, one outcome, one log line, one status.
+
+Must not know: what a method does.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+
+from tokenizer_service.api.errors import abort
+from tokenizer_service.api.metrics import TokenizerMetrics
+from tokenizer_service.api.wire import Malformed
+from tokenizer_service.engines.messages import Usage
+from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
+from tokenizer_service.sessions.admission import Admission
+from tokenizer_service.sessions.events import Completed
+
+_log = structlog.get_logger()
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+# A client's deadline beyond this is none at all.
+_LONGEST_DEADLINE_S = 1e8
+# The transport may report the deadline a moment before our clock reaches it.
+_DEADLINE_TOLERANCE_S = 0.05
+
+
+class ClientGone(Exception):
+    """The client left while a message was being written to it."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC in progress; the SessionObserver of its generation. Times in seconds of the loop's clock."""
+
+    method: str
+    metrics: TokenizerMetrics
+    clock: Callable[[], float]
+    started: float
+    deadline: float | None
+    request_id: str = ""
+    prompt_tokens: int | None = None
+    tokens: int = 0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+    end: Completed | None = None
+
+    def on_tokens(self, num_tokens: int) -> None:
+        now = self.clock()
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.metrics.time_to_first_token.observe(now - self.started)
+        else:
+            self.metrics.inter_token_latency.observe((now - self.last_token_at) / num_tokens)
+        self.last_token_at = now
+        self.tokens += num_tokens
+
+    def on_stop_string(self) -> None:
+        self.metrics.stop_string_cancels.inc()
+
+    def fields(self) -> dict[str, Any]:
+        """What the log line says: counts and times, never text."""
+        seconds = {"seconds": round(self.clock() - self.started, 6)}
+        if self.prompt_tokens is None:
+            return seconds
+        first = None if self.first_token_at is None else round(self.first_token_at - self.started, 6)
+        usage = self.end.usage if self.end else Usage(self.prompt_tokens, self.tokens, 0)
+        reason = self.end.reason.value if self.end else None
+        return seconds | {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "finish_reason": reason,
+            "first_token_seconds": first,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CallRunner:
+    """`run` never lets a client's mistake or a failure of ours out as anything but a status."""
+
+    admission: Admission
+    metrics: TokenizerMetrics
+
+    async def run(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext[Any, Any],
+        request: RequestT | Malformed,
+        body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
+    ) -> ResponseT:
+        """`body`'s answer; or ends the call with the status of its refusal. Counts the outcome once."""
+        call = self._new_call(method, context)
+        code = RefusalCode.CANCELLED.name
+        try:
+            outcome = await self._outcome(call, request, body)
+            code = outcome.code.name if isinstance(outcome, Refusal) else "OK"
+        except asyncio.CancelledError:
+            if call.deadline is not None and call.clock() >= call.deadline - _DEADLINE_TOLERANCE_S:
+                code = RefusalCode.DEADLINE_EXCEEDED.name
+            raise
+        finally:
+            self._record(call, code)
+        if isinstance(outcome, Refusal):
+            await abort(context, outcome)
+        return outcome
+
+    def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
+        clock = asyncio.get_running_loop().time
+        now = clock()
+        remaining = context.time_remaining()
+        bounded = remaining is not None and remaining < _LONGEST_DEADLINE_S
+        return Call(method, self.metrics, clock, now, now + remaining if remaining and bounded else None)
+
+    async def _outcome(
+        self,
+        call: Call,
+        request: RequestT | Malformed,
+        body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
+    ) -> ResponseT | Refusal:
+        refusal = self.admission.enter()
+        if refusal is not None:
+            return refusal
+        try:
+            if isinstance(request, Malformed):
+                return _malformed(request)
+            return await body(request, call)
+        except ClientGone:
+            return Refusal(RefusalCode.CANCELLED, "the client has gone")
+        except asyncio.CancelledError:
+            # Only a cancel of this task comes from the transport; any other must not leave the client alone.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Refusal(RefusalCode.UNAVAILABLE, "the service gave up the request", retry_after_s=1.0)
+        except Exception:
+            _log.exception("request_failed", method=call.method, request_id=call.request_id)
+            return Refusal(RefusalCode.INTERNAL, "the service failed on this request")
+        finally:
+            self.admission.leave()
+
+    def _record(self, call: Call, code: str) -> None:
+        self.metrics.requests.labels(method=call.method, code=code).inc()
+        if call.prompt_tokens is not None:
+            self.metrics.request_seconds.observe(call.clock() - call.started)
+            usage = call.end.usage if call.end else None
+            self.metrics.prompt_tokens.inc(call.prompt_tokens)
+            self.metrics.generated_tokens.inc(usage.completion_tokens if usage else call.tokens)
+        _log.info("request_end", method=call.method, code=code, request_id=call.request_id, **call.fields())
+
+
+def _malformed(request: Malformed) -> Refusal:
+    if not request.field:
+        return Refusal(RefusalCode.INVALID_ARGUMENT, request.description)
+    return invalid((Violation(request.field, request.description),))

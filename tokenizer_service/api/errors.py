@@ -1,0 +1,28 @@
+"""The one place where a refusal becomes a gRPC status.
+
+Must not know: why requests are refused.
+"""
+
+from typing import Any, NoReturn
+
+import grpc
+
+from service_runtime import statuses
+from tokenizer_service.engines.refusal import Refusal, RefusalCode
+
+_STATUS_BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def status_code(code: RefusalCode) -> grpc.StatusCode:
+    return _STATUS_BY_NUMBER[code.value]
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:
+    """Ends the call with the refusal's status, BadRequest and RetryInfo details."""
+    await statuses.abort(
+        context,
+        status_code(refusal.code),
+        refusal.message,
+        field_violations=[(item.field, item.description) for item in refusal.violations],
+        retry_after_s=refusal.retry_after_s,
+    )

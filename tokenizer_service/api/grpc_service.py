@@ -1,0 +1,196 @@
+"""TokenizerService over gRPC: each method parses, serves and answers; everything common is in `calls`.
+
+Must not know: tokenizers, engines' protocol.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+
+from tokenizer_service.api.calls import Call, CallRunner, ClientGone
+from tokenizer_service.api.convert import (
+    StreamResponse,
+    chat_draft,
+    delta_response,
+    generate_draft,
+    last_response,
+    misplaced_special_tokens,
+    model_message,
+    skips_special_tokens,
+    tokenize_prompt,
+)
+from tokenizer_service.api.wire import Malformed, request_parser
+from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid, invalid_field
+from tokenizer_service.engines.router import no_engine
+from tokenizer_service.sessions.events import Completed, Failed, TextDelta
+from tokenizer_service.sessions.live import LiveSessions
+from tokenizer_service.sessions.request import ConversationPrompt, RequestDraft, TextRequest
+from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.sessions.validation import (
+    MAX_VIOLATIONS,
+    RequestRules,
+    check_model,
+    conversation_violations,
+    validate_request,
+)
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+
+SERVICE_NAME = "tokenwire.tokenizer.v1.TokenizerService"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerServicer:
+    """The methods of TokenizerService. `model_name` is the only one served; `new_id` makes request ids."""
+
+    runner: CallRunner
+    texts: TextService
+    sessions: LiveSessions
+    model_name: str
+    fingerprint: str
+    new_id: Callable[[], str]
+
+    async def generate(self, request: pb.GenerateRequest | Malformed, context: Context) -> None:
+        serve = partial(self._stream, context, generate_draft, pb.GenerateResponse)
+        await self.runner.run("Generate", context, request, serve)
+
+    async def chat(self, request: pb.ChatRequest | Malformed, context: Context) -> None:
+        serve = partial(self._stream, context, chat_draft, pb.ChatResponse)
+        await self.runner.run("Chat", context, request, serve)
+
+    async def tokenize(self, request: pb.TokenizeRequest | Malformed, context: Context) -> bytes:
+        return await self.runner.run("Tokenize", context, request, self._tokenize)
+
+    async def detokenize(self, request: pb.DetokenizeRequest | Malformed, context: Context) -> bytes:
+        return await self.runner.run("Detokenize", context, request, self._detokenize)
+
+    async def list_models(self, request: pb.ListModelsRequest | Malformed, context: Context) -> bytes:
+        return await self.runner.run("ListModels", context, request, self._list_models)
+
+    async def _stream(
+        self,
+        context: Context,
+        to_draft: Callable[[Any], RequestDraft],
+        kind: type[StreamResponse],
+        message: Any,
+        call: Call,
+    ) -> Refusal | None:
+        request = self._validate(to_draft(message), call)
+        if isinstance(request, Refusal):
+            return request
+        call.request_id = request.request_id
+        refusal = self.runner.admission.claim_id(request.request_id)
+        if refusal is not None:
+            return refusal
+        try:
+            return await self._deliver(request, call, context, kind)
+        finally:
+            self.runner.admission.release_id(request.request_id)
+
+    def _validate(self, draft: RequestDraft, call: Call) -> TextRequest | Refusal:
+        model = self.texts.router.model()
+        if model is None:
+            return check_model(draft.model, self.model_name) or no_engine()
+        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len)
+        return validate_request(draft, rules, new_id=self.new_id(), deadline=call.deadline)
+
+    async def _deliver(
+        self, request: TextRequest, call: Call, context: Context, kind: type[StreamResponse]
+    ) -> Refusal | None:
+        session = await self.texts.open(request, call)
+        if isinstance(session, Refusal):
+            return session
+        call.prompt_tokens = session.prompt_tokens
+        with self.sessions.keep(session):
+            while True:
+                match await session.next_event():
+                    case TextDelta() as delta:
+                        await _write(context, delta_response(kind, delta))
+                    case Completed() as end:
+                        call.end = end
+                        await _write(context, last_response(kind, request.request_id, end))
+                        return None
+                    case Failed(refusal):
+                        return refusal
+
+    async def _tokenize(self, request: pb.TokenizeRequest, _call: Call) -> bytes | Refusal:
+        refusal = check_model(request.model, self.model_name)
+        if refusal is not None:
+            return refusal
+        prompt = tokenize_prompt(request)
+        if prompt is None:
+            return invalid_field("input", "nothing is given: set one of text and conversation")
+        if isinstance(prompt, ConversationPrompt):
+            violations = (
+                *misplaced_special_tokens(request, "conversation"),
+                *conversation_violations("conversation.messages", prompt),
+            )
+            if violations:
+                return invalid(violations[:MAX_VIOLATIONS])
+        answer = await self.texts.tokenize(prompt, _serialized_ids)
+        return _rename_fields(answer) if isinstance(answer, Refusal) else answer
+
+    async def _detokenize(self, request: pb.DetokenizeRequest, _call: Call) -> bytes | Refusal:
+        refusal = check_model(request.model, self.model_name)
+        if refusal is not None:
+            return refusal
+        skips = skips_special_tokens(request)
+        return await self.texts.detokenize(request.token_ids, skips, _serialized_text)
+
+    async def _list_models(self, _request: pb.ListModelsRequest, _call: Call) -> bytes:
+        router = self.texts.router
+        model = model_message(
+            self.model_name,
+            router.model(),
+            vocab_size=self.texts.encoder.vocab_size,
+            fingerprint=self.fingerprint,
+            connected=router.num_connected,
+        )
+        return pb.ListModelsResponse(models=[model]).SerializeToString()
+
+
+async def _write(context: Context, message: StreamResponse) -> None:
+    """Waits while the client does not read. A cancel passes through; any other end is ClientGone."""
+    try:
+        await context.write(message)
+    except (grpc.aio.UsageError, grpc.aio.InternalError, grpc.aio.BaseError) as error:
+        raise ClientGone from error
+
+
+def _serialized_ids(token_ids: list[int]) -> bytes:
+    return pb.TokenizeResponse(token_ids=token_ids).SerializeToString()
+
+
+def _serialized_text(text: str) -> bytes:
+    return pb.DetokenizeResponse(text=text).SerializeToString()
+
+
+def _rename_fields(refusal: Refusal) -> Refusal:
+    """The encoder speaks of a generation's fields; TokenizeRequest calls them differently."""
+    if refusal.code is not RefusalCode.INVALID_ARGUMENT:
+        return refusal
+    return invalid(tuple(Violation(_renamed(item.field), item.description) for item in refusal.violations))
+
+
+def _renamed(field: str) -> str:
+    if field.startswith("messages"):
+        return f"conversation.{field}"
+    return "text" if field == "prompt" else field
+
+
+def add_to_server(servicer: TokenizerServicer, server: grpc.aio.Server) -> None:
+    """Registers the methods with our own reading of requests (see wire) and with answers that are bytes."""
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": stream(
+            servicer.generate, request_parser(pb.GenerateRequest), pb.GenerateResponse.SerializeToString
+        ),
+        "Chat": stream(servicer.chat, request_parser(pb.ChatRequest), pb.ChatResponse.SerializeToString),
+        "Tokenize": unary(servicer.tokenize, request_parser(pb.TokenizeRequest), bytes),
+        "Detokenize": unary(servicer.detokenize, request_parser(pb.DetokenizeRequest), bytes),
+        "ListModels": unary(servicer.list_models, request_parser(pb.ListModelsRequest), bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

@@ -1,0 +1,73 @@
+"""The tokenizer service's Prometheus metrics.
+
+Must not know: how requests are served.
+"""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_PREFIX = "tokenwire_tokenizer"
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_TINY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class TokenizerMetrics:
+    """All metrics, in a registry of their own. Every gauge is 0 when the service is idle and alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._active = self._gauge("active_requests", "Requests being served, of all methods.")
+        self.requests = Counter(
+            f"{_PREFIX}_requests",
+            "Requests ended, by method and gRPC status code; cancelled and refused ones too.",
+            ["method", "code"],
+            registry=registry,
+        )
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "From a generation's arrival to its first token.",
+            _LATENCY_S,
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds",
+            "Between two arrivals of tokens, per token of the later.",
+            _SHORT_S,
+        )
+        self.request_seconds = self._histogram(
+            "request_seconds", "From a generation's arrival to its end.", _LATENCY_S
+        )
+        self.encode_seconds = self._histogram(
+            "encode_seconds",
+            "Template and encoding of a prompt, waiting for a thread included.",
+            _TINY_S,
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of generations sent to an engine.")
+        self.generated_tokens = self._counter("generated_tokens", "Tokens delivered to generations.")
+        self.stop_string_cancels = self._counter(
+            "stop_string_cancels", "Generations ended in the engine because a stop string was found."
+        )
+        self._engines = self._gauge("engines_connected", "Engine replicas connected and usable.")
+        self._queue = self._gauge("encode_queue", "Texts waiting for an encode thread.")
+
+    def watch(
+        self,
+        *,
+        active_requests: Callable[[], int],
+        engines_connected: Callable[[], int],
+        encode_queue: Callable[[], int],
+    ) -> None:
+        """Reads the gauges from their owners whenever they are asked for."""
+        self._active.set_function(active_requests)
+        self._engines.set_function(engines_connected)
+        self._queue.set_function(encode_queue)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{_PREFIX}_{name}", text, registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"{_PREFIX}_{name}", text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{_PREFIX}_{name}", text, registry=self.registry, buckets=buckets)

@@ -1,0 +1,69 @@
+"""Settings of the tokenizer service, with units and ranges.
+
+Must not know: how they are used.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from service_runtime.config import ServiceSettings
+from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES, MAX_MESSAGE_BYTES
+from service_runtime.logs import LogFormat
+from service_runtime.model_files import DEFAULT_MODEL
+
+ENV_PREFIX = "TOKENWIRE_TOKENIZER_"
+
+Address = Annotated[str, StringConstraints(pattern=r"^[^\s,/]+:[0-9]{1,5}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class TokenizerSettings(ServiceSettings):
+    """Flags of `tokenwire-tokenizer`."""
+
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="model whose tokenizer is used: a folder, a Hugging Face id or the default",
+    )
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="name that clients use (default: end of --model)",
+    )
+    engine: tuple[Address, ...] = Field(
+        ("127.0.0.1:50051",), min_length=1, max_length=1024, description="HOST:PORT of an engine service"
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on for gRPC")
+    port: Port = Field(50050, description="port for gRPC; 0: any free one")
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for /metrics")
+    metrics_port: Port = Field(9090, description="port for /metrics; 0: any free one")
+    encode_threads: int = Field(2, ge=1, le=256, description="threads for templates and encoding")
+    max_queued_encodes: int = Field(
+        1024, ge=0, le=1_000_000, description="texts that may wait for such a thread; more are refused"
+    )
+    max_requests: int = Field(
+        4096, ge=1, le=1_000_000, description="requests served at once; more are refused"
+    )
+    max_request_bytes: int = Field(
+        DEFAULT_MAX_REQUEST_BYTES, ge=1024, le=MAX_MESSAGE_BYTES, description="largest request message, bytes"
+    )
+    max_unread_tokens: int = Field(
+        65_536,
+        ge=1,
+        le=100_000_000,
+        description="tokens that a slow reader may leave unread before its request is cancelled",
+    )
+    allow_tokenizer_mismatch: bool = Field(
+        False, description="use engines whose model has another tokenizer (for tests and repairs)"
+    )
+    drain_timeout: float = Field(
+        30.0, ge=0, le=86_400, description="seconds that running requests get to finish after SIGTERM"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
+    log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

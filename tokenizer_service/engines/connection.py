@@ -1,0 +1,246 @@
+"""One engine replica: a channel, and on it one Session stream that is opened again whenever it breaks.
+
+Demultiplexes the engine's step messages to the sinks of the live requests.
+Must not know: text, clients, other replicas.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc
+import structlog
+
+from service_runtime.grpc_server import channel_options
+from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message
+from tokenizer_service.engines.matching import ModelCheck
+from tokenizer_service.engines.messages import ModelInfo, TokenSink, TokenStream, TokenSubmission
+from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
+
+_log = structlog.get_logger()
+SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Times in seconds. `max_queued_submits`: accepted but not yet written to the engine."""
+
+    open_timeout_s: float = 5.0
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
+    max_queued_submits: int = 1024
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that the engine has and whose last word has not come. `work_left` in tokens."""
+
+    sink: TokenSink
+    prompt_work: int
+    completion_work: int
+
+
+@dataclass(slots=True)
+class EngineConnection:
+    """`run` keeps the session; `submit` uses it. `jitter` gives numbers in [0, 1).
+
+    `on_change` is called when the replica becomes usable or stops being so.
+    """
+
+    address: str
+    client_name: str
+    check: ModelCheck
+    limits: ConnectionLimits
+    jitter: Callable[[], float]
+    on_change: Callable[[], None]
+    model: ModelInfo | None = None
+    outstanding_tokens: int = 0
+    _next_handle: int = 1
+    _live: dict[int, _Live] = field(default_factory=dict)
+    _submits: OrderedDict[int, TokenSubmission] = field(default_factory=OrderedDict)
+    _cancels: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _has_commands: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_complaint: str = ""
+
+    @property
+    def is_connected(self) -> bool:
+        """The session is open and the model fits our tokenizer."""
+        return self.model is not None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def run(self) -> None:
+        """Holds a session until cancelled; a broken one is opened again after a backoff with jitter."""
+        failures = 0
+        async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
+            stub = engine_pb2_grpc.EngineServiceStub(channel)
+            while True:
+                was_usable = await self._hold_session(stub)
+                failures = 0 if was_usable else failures + 1
+                await asyncio.sleep(self._backoff(failures))
+
+    def _backoff(self, failures: int) -> float:
+        ceiling = min(self.limits.max_backoff_s, self.limits.first_backoff_s * 2 ** min(failures, 16))
+        return float(ceiling * (0.5 + self.jitter() / 2))
+
+    async def _hold_session(self, stub: engine_pb2_grpc.EngineServiceAsyncStub) -> bool:
+        """Opens a session and serves it to its end. True if it was usable."""
+        call: SessionCall = stub.Session(wait_for_ready=True)
+        try:
+            model = await self._open(call)
+            if not self._accept(model):
+                return False
+            await self._serve(call)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
+            return self._disconnect()
+        finally:
+            self._disconnect()
+            call.cancel()
+        return True
+
+    async def _open(self, call: SessionCall) -> ModelInfo:
+        """Raises TimeoutError when the engine does not answer, AioRpcError when it refuses."""
+        async with asyncio.timeout(self.limits.open_timeout_s):
+            opening = engine_pb2.OpenSession(client_name=self.client_name)
+            with contextlib.suppress(asyncio.InvalidStateError):  # the read tells why the call has ended
+                await call.write(engine_pb2.SessionRequest(open=opening))
+            answer = await call.read()
+        if not isinstance(answer, engine_pb2.SessionResponse) or not answer.HasField("opened"):
+            raise TimeoutError("the engine ended the session without opening it")
+        return model_info(answer.opened)
+
+    def _accept(self, model: ModelInfo) -> bool:
+        complaint = self.check.complaint(model) or ""
+        if complaint and complaint != self._last_complaint:
+            _log.error("engine_mismatch", engine=self.address, reason=complaint)
+        self._last_complaint = complaint
+        if complaint:
+            return False
+        self.model = model
+        _log.info("engine_connected", engine=self.address, model=model.name, epoch=model.engine_epoch)
+        self.on_change()
+        return True
+
+    async def _serve(self, call: SessionCall) -> None:
+        writer = asyncio.create_task(self._write_commands(call))
+        try:
+            while isinstance(message := await call.read(), engine_pb2.SessionResponse):
+                self._dispatch(message.step)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write_commands(self, call: SessionCall) -> None:
+        """The only writer. Ends quietly with the call: the reader reports how it ended."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self._has_commands.wait()
+                self._has_commands.clear()
+                while self._cancels or self._submits:
+                    if self._cancels:
+                        await call.write(cancel_message(self._cancels.popitem(last=False)[0]))
+                    if self._submits:
+                        handle, submission = self._submits.popitem(last=False)
+                        await call.write(submit_message(handle, submission, loop.time()))
+
+    def _dispatch(self, step: engine_pb2.StepOutputs) -> None:
+        for output in step.outputs:
+            live = self._live.get(output.handle)
+            if live is None:
+                continue  # closed on our side; the engine did not know yet
+            finish = engine_finish(output.finish) if output.HasField("finish") else None
+            self._note_progress(live, len(output.token_ids))
+            if finish is not None:
+                self._forget(output.handle)
+            live.sink.on_news(output.token_ids, finish)
+
+    def _note_progress(self, live: _Live, num_tokens: int) -> None:
+        if num_tokens:
+            done = live.prompt_work + min(num_tokens, live.completion_work)
+            live.completion_work -= min(num_tokens, live.completion_work)
+            live.prompt_work = 0
+            self.outstanding_tokens -= done
+
+    def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
+        """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
+        if self.model is None:
+            return Refusal(RefusalCode.UNAVAILABLE, "the engine is not connected", retry_after_s=1.0)
+        if len(self._submits) >= self.limits.max_queued_submits:
+            return Refusal(
+                RefusalCode.RESOURCE_EXHAUSTED,
+                f"{len(self._submits):,} requests wait to be sent to the engine",
+                retry_after_s=1.0,
+            )
+        handle = self._next_handle
+        self._next_handle += 1
+        prompt = len(submission.token_ids)
+        room = max(0, self.model.max_model_len - prompt)
+        limit = submission.sampling.max_tokens
+        live = _Live(sink, prompt, room if limit is None else min(limit, room))
+        self._live[handle] = live
+        self.outstanding_tokens += live.prompt_work + live.completion_work
+        self._submits[handle] = submission
+        self._has_commands.set()
+        return _Stream(self, handle)
+
+    def cancel(self, handle: int) -> None:
+        """Asks the engine to end a live request; one that was not sent yet never is."""
+        live = self._live.get(handle)
+        if live is None:
+            return
+        if self._submits.pop(handle, None) is not None:
+            self._forget(handle)
+            live.sink.on_lost(Refusal(RefusalCode.CANCELLED, "the request was cancelled before it started"))
+            return
+        self._cancels[handle] = None
+        self._has_commands.set()
+
+    def forget(self, handle: int) -> None:
+        if handle in self._live:
+            self._forget(handle)
+
+    def _forget(self, handle: int) -> None:
+        live = self._live.pop(handle)
+        self.outstanding_tokens -= live.prompt_work + live.completion_work
+
+    def _disconnect(self) -> bool:
+        """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
+        was_usable = self.model is not None
+        self.model = None
+        self._submits.clear()
+        self._cancels.clear()
+        lost = Refusal(RefusalCode.UNAVAILABLE, "the connection to the engine was lost", retry_after_s=1.0)
+        for handle in list(self._live):
+            live = self._live[handle]
+            self._forget(handle)
+            live.sink.on_lost(lost)
+        if was_usable:
+            _log.warning("engine_disconnected", engine=self.address)
+            self.on_change()
+        return was_usable
+
+
+@dataclass(slots=True)
+class _Stream:
+    """TokenStream of one handle."""
+
+    connection: EngineConnection
+    handle: int
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.connection.cancel(self.handle)
+
+    def close(self) -> None:
+        self.cancel()
+        self.connection.forget(self.handle)

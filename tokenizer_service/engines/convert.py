@@ -1,0 +1,116 @@
+"""Between the engine's protobuf messages and the plain data of this service.
+
+Must not know: sessions, text.
+"""
+
+from tokenizer_service.engines.messages import (
+    EngineFinish,
+    FinishReason,
+    ModelInfo,
+    SamplingOptions,
+    TokenSubmission,
+    Usage,
+)
+from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation
+from tokenwire.common.v1 import outcome_pb2, sampling_pb2
+from tokenwire.engine.v1 import engine_pb2
+
+_REASONS = {
+    outcome_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    outcome_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    outcome_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    outcome_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+_OPTIONAL_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "ignore_eos",
+)
+# Where the engine's field names differ from the ones our clients know.
+_CLIENT_FIELDS = (
+    ("prompt_token_ids", "prompt"),
+    ("sampling", "options.sampling"),
+    ("cache_salt", "options.cache_salt"),
+)
+
+
+def submit_message(handle: int, submission: TokenSubmission, now: float) -> engine_pb2.SessionRequest:
+    """The command that starts a generation; `now` is a reading of the clock of `submission.deadline`."""
+    message = engine_pb2.SessionRequest()
+    message.submit.handle = handle
+    request = message.submit.request
+    request.request_id = submission.request_id
+    request.prompt_token_ids.extend(submission.token_ids)
+    request.sampling.CopyFrom(_sampling_message(submission.sampling))
+    if submission.deadline is not None:
+        request.timeout.FromNanoseconds(max(0, int((submission.deadline - now) * 1e9)))
+    if submission.cache_salt is not None:
+        request.cache_salt = submission.cache_salt
+    return message
+
+
+def cancel_message(handle: int) -> engine_pb2.SessionRequest:
+    return engine_pb2.SessionRequest(cancel=engine_pb2.CancelRequest(handle=handle))
+
+
+def _sampling_message(options: SamplingOptions) -> sampling_pb2.SamplingParams:
+    message = sampling_pb2.SamplingParams(stop_token_ids=options.stop_token_ids)
+    for name in _OPTIONAL_SAMPLING:
+        value = getattr(options, name)
+        if value is not None:
+            setattr(message, name, value)
+    return message
+
+
+def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
+    model = opened.model
+    return ModelInfo(
+        name=model.model_name,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        engine_epoch=opened.engine_epoch,
+    )
+
+
+def engine_finish(finish: engine_pb2.Finish) -> EngineFinish:
+    """An ABORT or ERROR always carries a refusal afterwards, also when the engine named none."""
+    reason = _REASONS.get(finish.reason, FinishReason.ERROR)
+    refusal = _refusal(finish.error) if finish.HasField("error") else None
+    if refusal is None and reason is FinishReason.ABORT:
+        refusal = Refusal(RefusalCode.CANCELLED, "the engine aborted the request")
+    if refusal is None and reason is FinishReason.ERROR:
+        refusal = Refusal(RefusalCode.INTERNAL, "the engine failed to serve the request")
+    usage = finish.usage
+    return EngineFinish(
+        reason=reason,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
+        refusal=refusal,
+    )
+
+
+def _refusal(error: outcome_pb2.RequestError) -> Refusal:
+    try:
+        code = RefusalCode(error.grpc_code)
+    except ValueError:
+        code = RefusalCode.INTERNAL
+    violations = tuple(
+        Violation(_client_field(item.field), item.description) for item in error.field_violations
+    )
+    delay = error.retry_delay.ToNanoseconds() / 1e9 if error.HasField("retry_delay") else None
+    return Refusal(code, error.message, violations, delay)
+
+
+def _client_field(field: str) -> str:
+    name = field.removeprefix("request.")
+    for prefix, ours in _CLIENT_FIELDS:
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name

@@ -1,0 +1,94 @@
+"""What goes to an engine and comes back for one generation, as plain data.
+
+Must not know: grpc, protobuf, text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from tokenizer_service.engines.refusal import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Sampling settings as the client gave them; None is unset and never the same as zero."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSubmission:
+    """One generation for an engine. `deadline` is a reading of the event loop's clock, seconds."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: SamplingOptions
+    deadline: float | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What an engine says of its model when a session opens. Lengths in tokens."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    tokenizer_fingerprint: str
+    engine_epoch: str
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `completion_tokens` includes a final stop token."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFinish:
+    """The engine's last word. `refusal` is set when the reason is ABORT or ERROR."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_token_id: int | None = None
+    refusal: Refusal | None = None
+
+
+class TokenSink(Protocol):
+    """Takes the news of one generation. Called on the event loop; must return at once and never raise."""
+
+    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None: ...
+
+    def on_lost(self, refusal: Refusal) -> None:
+        """The engine is gone: no news will come any more."""
+
+
+class TokenStream(Protocol):
+    """The sender's hold on a generation that an engine has taken."""
+
+    def cancel(self) -> None:
+        """Tells the engine to stop, once; the engine's last word may still come."""
+
+    def close(self) -> None:
+        """Cancels if it still runs, and asks for no more news."""

@@ -1,0 +1,127 @@
+"""What the service does with text: opens generations, tokenizes, detokenizes.
+
+Must not know: grpc, protobuf, how engines are reached.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from tokenizer_service.engines.messages import ModelInfo, TokenSubmission
+from tokenizer_service.engines.refusal import (
+    Refusal,
+    RefusalCode,
+    deadline_passed,
+    invalid_field,
+)
+from tokenizer_service.engines.router import Router, no_engine
+from tokenizer_service.sessions.assembler import TextAssembler
+from tokenizer_service.sessions.encode_pool import EncodePool
+from tokenizer_service.sessions.prompt_text import PromptEncoder, PromptRefused
+from tokenizer_service.sessions.request import IdsPrompt, Prompt, TextRequest
+from tokenizer_service.sessions.session import ReadLimits, SessionFacts, SessionObserver, TextSession
+from tokenizer_service.sessions.validation import too_long
+from tokenizer_service.text.stop_strings import StopStrings
+
+_log = structlog.get_logger()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TextService:
+    """`new_seed` gives an int64 for requests without one; `observe_encode` is told seconds per prompt."""
+
+    encoder: PromptEncoder
+    pool: EncodePool
+    router: Router
+    read_limits: ReadLimits
+    new_seed: Callable[[], int]
+    observe_encode: Callable[[float], None]
+
+    async def open(self, request: TextRequest, observer: SessionObserver) -> TextSession | Refusal:
+        """Encodes the prompt and hands the request to an engine. The caller must close the session."""
+        model = self.router.model()
+        if model is None:
+            return no_engine()
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                token_ids = await self.encode(request.prompt, model)
+        except TimeoutError:
+            return deadline_passed()
+        if isinstance(token_ids, Refusal):
+            return token_ids
+        refusal = check_length(len(token_ids), model)
+        return refusal or self._start(request, token_ids, model, observer)
+
+    async def encode(self, prompt: Prompt, model: ModelInfo) -> list[int] | Refusal:
+        """The ids of a prompt; a text that can never fit the model's context is refused unencoded."""
+        if isinstance(prompt, IdsPrompt):
+            return list(prompt.token_ids)
+        return await self._work(partial(self.encoder.encode, prompt, model), timed=True)
+
+    async def tokenize(self, prompt: Prompt, then: Callable[[list[int]], T]) -> T | Refusal:
+        """`then` of the ids, both in a thread; a text of any length."""
+        return await self._work(lambda: then(self.encoder.encode(prompt, None)), timed=True)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, then: Callable[[str], T]
+    ) -> T | Refusal:
+        """`then` of the text, both in a thread."""
+        return await self._work(lambda: then(self.encoder.decode(token_ids, skip_special_tokens)))
+
+    async def _work(self, function: Callable[[], T], *, timed: bool = False) -> T | Refusal:
+        """Runs in the pool; a client's mistake and the tokenizer's own failure both come back as refusals."""
+        started = asyncio.get_running_loop().time()
+        try:
+            result = await self.pool.run(function)
+        except PromptRefused as error:
+            return error.refusal
+        except Exception:
+            _log.exception("encoding_failed")
+            return Refusal(RefusalCode.INTERNAL, "the tokenizer failed on this request")
+        if timed:
+            self.observe_encode(asyncio.get_running_loop().time() - started)
+        return result
+
+    def _start(
+        self, request: TextRequest, token_ids: list[int], model: ModelInfo, observer: SessionObserver
+    ) -> TextSession | Refusal:
+        options = request.options
+        seed = self.new_seed() if options.sampling.seed is None else options.sampling.seed
+        sampling = replace(options.sampling, seed=seed)
+        facts = SessionFacts(
+            request_id=request.request_id,
+            prompt_tokens=len(token_ids),
+            seed=seed,
+            deadline=request.deadline,
+            include_stop=options.include_stop,
+            hidden_stop_reasons=model.eos_token_ids - frozenset(sampling.stop_token_ids),
+        )
+        try:
+            detokenizer = self.encoder.new_detokenizer(token_ids, options.skip_special_tokens)
+        except Exception:
+            _log.exception("detokenizer_failed", request_id=request.request_id)
+            return Refusal(RefusalCode.INTERNAL, "the tokenizer failed on this request")
+        stops = StopStrings(options.stops, include=options.include_stop) if options.stops else None
+        session = TextSession(facts, TextAssembler(detokenizer, stops), self.read_limits, observer)
+        submission = TokenSubmission(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            sampling=sampling,
+            deadline=request.deadline,
+            cache_salt=options.cache_salt,
+        )
+        return session.start(partial(self.router.submit, submission)) or session
+
+
+def check_length(num_tokens: int, model: ModelInfo) -> Refusal | None:
+    """A prompt has at least one token and leaves room for one."""
+    if num_tokens == 0:
+        return invalid_field("prompt", "the prompt is empty; at least 1 token is needed")
+    if num_tokens < model.max_model_len:
+        return None
+    return invalid_field("prompt", too_long(num_tokens, model.max_model_len))
