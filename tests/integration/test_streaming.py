@@ -65,7 +65,7 @@ async def test_chat_tokenize_detokenize_and_models_agree(client: AsyncClient) ->
             Sampling(temperature=0, stop=["DE"], include_stop_str_in_output=True),
             " 🌶 pepper DE", FinishReason.STOP, 5, id="stop string included",
         ),
-        pytest.param(Sampling(temperature=0, ignore_eos=True, max_tokens=13), None, FinishReason.LENGTH, 13, id="ignore"),
+        pytest.param(Sampling(temperature=0, ignore_eos=True, max_tokens=13), None, FinishReason.LENGTH, 13, id="EOS"),
     ],
 )  # fmt: skip
 async def test_stops(

@@ -1,0 +1,59 @@
+"""Acceptance: 32 concurrent greedy requests on the default model in fp32 give exactly the text of each alone."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Case
+from tests.fixtures.stack import running_stack
+from tokenwire_client import AsyncClient, Completion, FinishReason, Message, Sampling
+
+SMALL_POOL = ("--block-size", "16", "--num-blocks", "64", "--prefill-chunk-size", "64", "--step-token-budget", "128")
+SMALL_POOL_LENGTH = ("--max-model-len", "1000")
+
+
+@pytest.mark.parametrize(
+    ("flags", "preempts"),
+    [
+        pytest.param((), False, id="defaults"),
+        pytest.param(("--no-prefix-cache",), False, id="no prefix cache"),
+        pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH), True, id="64 blocks of 16, chunks of 64"),
+        pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH, "--no-prefix-cache"), True, id="small pool, no prefix cache"),
+        pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH, "--overlap"), True, id="small pool, overlapped"),
+    ],
+)
+async def test_32_concurrent_requests_equal_transformers(
+    cases: list[Case], default_folder: Path, tmp_path: Path, flags: tuple[str, ...], preempts: bool
+) -> None:
+    engine_flags = ("--dtype", "float32", *flags)
+    async with (
+        running_stack(default_folder, tmp_path, engine_flags=engine_flags) as stack,
+        AsyncClient(stack.target) as client,
+    ):
+        completions = await asyncio.gather(*(_greedy(client, case) for case in cases))
+        for case, completion in zip(cases, completions, strict=True):
+            assert completion.text == case.text
+            assert completion.token_ids == case.token_ids
+            assert completion.usage.prompt_tokens == case.prompt_tokens
+        load = await stack.until_idle(2.0)
+        metrics = await stack.metrics(stack.engine)
+        assert (metrics["tokenwire_engine_preemptions_total"] > 0) == preempts
+        assert load.free_blocks + load.cached_blocks == load.total_blocks
+        assert stack.errors_logged() == []
+
+
+async def _greedy(client: AsyncClient, case: Case) -> Completion:
+    return await client.generate(case.prompt, Sampling(temperature=0.0, max_tokens=case.max_tokens)).result()
+
+
+async def test_the_capital_of_france(default_folder: Path, tmp_path: Path) -> None:
+    """The main job in bf16, as `make run` does it."""
+    question = [Message("user", "What is the capital of France? Answer briefly.")]
+    async with running_stack(default_folder, tmp_path) as stack, AsyncClient(stack.target) as client:
+        stream = client.chat(question, Sampling(temperature=0.0, max_tokens=64))
+        deltas = [delta.text async for delta in stream]
+        assert "".join(deltas) == "The capital of France is Paris."
+        assert len(deltas) > 3
+        assert stream.completion is not None
+        assert stream.completion.finish_reason is FinishReason.STOP
