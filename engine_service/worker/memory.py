@@ -41,9 +41,7 @@ def _read_number(path: Path) -> int | None:
         return None
 
 
-def size_pool(
-    config: WorkerConfig, model_max_len: int, block_size: int, block_bytes: int, free_bytes: int
-) -> PoolSize:
+def size_pool(config: WorkerConfig, model_max_len: int, block_size: int, block_bytes: int, free_bytes: int) -> PoolSize:
     """Blocks for the budget of the configuration; ValueError with the numbers when it cannot be.
 
     An explicit `num_blocks` is taken as it is: a request too long for the pool is then refused when it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -40,9 +41,7 @@ class LoadedModel:
     dtype: torch.dtype
 
 
-def load_model(
-    folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None
-) -> LoadedModel:
+def load_model(folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None) -> LoadedModel:
     """Load safetensors from `folder`. ValueError, with the reason, for a checkpoint that cannot be served.
 
     `max_model_len` is the limit asked for; it decides whether a rope that changes with length is usable.
@@ -64,7 +63,7 @@ def load_model(
     return LoadedModel(
         model=paged,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-        max_model_len=int(text_config.max_position_embeddings),
+        max_model_len=_max_positions(text_config),
         eos_token_ids=read_eos_token_ids(folder, text_config),
         architecture=type(model).__name__,
         dtype=model.dtype,
@@ -106,9 +105,12 @@ def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below
         )
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load this model: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"the model's weights cannot be read: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in report.get(kind) or ())
         if names:
@@ -126,9 +128,14 @@ def _refuse_unsupported(config: Any, text_config: Any, max_model_len: int | None
         raise UnsupportedModelError(f"layers of type {', '.join(other_layers)} are not supported")
     if getattr(text_config, "num_kv_shared_layers", 0):
         raise UnsupportedModelError("layers that share the KV cache of another layer are not supported")
-    if getattr(text_config, "max_position_embeddings", None) is None:
-        raise UnsupportedModelError("the model's config.json does not give max_position_embeddings")
     _refuse_length_dependent_rope(text_config, max_model_len)
+
+
+def _max_positions(text_config: Any) -> int:
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if positions is None:
+        raise UnsupportedModelError("the model's config.json does not give max_position_embeddings")
+    return int(positions)
 
 
 def _refuse_length_dependent_rope(text_config: Any, max_model_len: int | None) -> None:

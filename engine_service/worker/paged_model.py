@@ -17,9 +17,7 @@ from engine_service.worker.attention import AttentionBackend, BatchLayout, Layer
 ATTENTION_NAME = "tokenwire_paged"
 
 # Keyword arguments of the models' attention calls that change nothing in our kind of forward pass.
-_HARMLESS = frozenset(
-    {"position_ids", "use_cache", "cache", "past_key_values", "cache_position", "output_attentions"}
-)
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache", "past_key_values", "cache_position", "output_attentions"})
 
 
 class UnsupportedModelError(ValueError):
@@ -130,6 +128,11 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, _attention_function)
 
 
+def _matters(name: str, given: object) -> bool:
+    """Whether an extra argument of an attention call could change its outcome (unset and False cannot)."""
+    return name not in _HARMLESS and given is not None and given is not False
+
+
 def _attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -149,11 +152,9 @@ def _attention_function(
         raise UnsupportedModelError("the model does not pass keyword arguments on to its attention")
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedModelError("the model's attention is not plainly causal")
-    unknown = sorted(name for name, given in others.items() if given is not None and name not in _HARMLESS)
+    unknown = sorted(name for name, given in others.items() if _matters(name, given))
     if unknown:
-        raise UnsupportedModelError(
-            f"the model's attention takes {', '.join(unknown)}, which is not supported"
-        )
+        raise UnsupportedModelError(f"the model's attention takes {', '.join(unknown)}, which is not supported")
     call = AttentionCall(
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         query=query,

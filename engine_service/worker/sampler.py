@@ -130,9 +130,7 @@ class Sampler:
             uniforms=column(rows.uniforms),
         )
 
-    def _weights(
-        self, logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor
-    ) -> torch.Tensor:
+    def _weights(self, logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
         """Weights [R, padded vocabulary] in the workspace; the padding has weight 0."""
         weights = self._workspace[: logits.shape[0]]
         real = weights[:, : self._vocab_size]
@@ -219,9 +217,7 @@ def _draw_from_top(
     return by_id.gather(1, place).squeeze(1), enough
 
 
-def _ordered_candidates(
-    logits: torch.Tensor, candidates: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _ordered_candidates(logits: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values and ids [R, candidates] by falling logit and rising id, and how many are certain [R].
 
     `topk` chooses freely among logits equal to its last one, so only those above it are certain.

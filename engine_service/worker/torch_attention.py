@@ -61,24 +61,18 @@ class TorchAttention:
         for view in step.views[shape.sliding_window]:
             keys = kv.keys.index_select(0, view.blocks).flatten(0, 1)[view.first : view.last]
             values = kv.values.index_select(0, view.blocks).flatten(0, 1)[view.first : view.last]
-            out[view.begin : view.end] = _attend_one(
-                query[view.begin : view.end], keys, values, view.mask, shape
-            )
+            out[view.begin : view.end] = _attend_one(query[view.begin : view.end], keys, values, view.mask, shape)
         return out
 
     def _request_views(self, layout: BatchLayout, window: int | None) -> list[_RequestView]:
         views = []
         begin = 0
-        for row, (length, seq_len) in enumerate(
-            zip(layout.query_lens_list, layout.seq_lens_list, strict=True)
-        ):
+        for row, (length, seq_len) in enumerate(zip(layout.query_lens_list, layout.seq_lens_list, strict=True)):
             views.append(self._view(layout.block_tables[row], begin, length, seq_len, window))
             begin += length
         return views
 
-    def _view(
-        self, table: torch.Tensor, begin: int, length: int, seq_len: int, window: int | None
-    ) -> _RequestView:
+    def _view(self, table: torch.Tensor, begin: int, length: int, seq_len: int, window: int | None) -> _RequestView:
         size = self._geometry.block_size
         start = seq_len - length
         oldest = 0 if window is None else max(0, start - window + 1)
@@ -109,9 +103,7 @@ class TorchAttentionKind:
         return TorchAttention(geometry, num_blocks)
 
 
-def _causal_mask(
-    start: int, length: int, oldest: int, window: int | None, device: torch.device
-) -> torch.Tensor:
+def _causal_mask(start: int, length: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor:
     """Bool [length, keys]: rows are positions start.., columns are positions oldest .. start + length - 1."""
     query = torch.arange(start, start + length, device=device).unsqueeze(1)
     key = torch.arange(oldest, start + length, device=device).unsqueeze(0)

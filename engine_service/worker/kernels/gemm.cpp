@@ -1,0 +1,35 @@
+// Packing of weights (see gemm.hpp).
+// Must not know: models, which product this is.
+#include "gemm.hpp"
+
+namespace tokenwire {
+
+template <class Weight>
+PackedWeight<Weight>::PackedWeight(const Weight* source, int rows, int columns, ThreadPool& pool)
+    : outputs_(rows),
+      blocks_((rows + kTileColumns - 1) / kTileColumns),
+      steps_((columns + kDepth<Weight> - 1) / kDepth<Weight>) {
+    data_.resize(static_cast<size_t>(blocks_) * static_cast<size_t>(block_numbers()));
+    pool.run(blocks_, 1, [&](int, int begin, int end, int) {
+        for (int block = begin; block < end; ++block) pack_block(source, columns, block);
+    });
+}
+
+template <class Weight>
+void PackedWeight<Weight>::pack_block(const Weight* source, int columns, int block) {
+    constexpr int depth = kDepth<Weight>;
+    Weight* target = data_.data() + static_cast<size_t>(block) * static_cast<size_t>(block_numbers());
+    for (int c = 0; c < kTileColumns; ++c) {
+        const int output = block * kTileColumns + c;
+        const Weight* row = source + static_cast<size_t>(output) * static_cast<size_t>(columns);
+        for (int k = 0; k < steps_ * depth; ++k) {
+            const bool inside = output < outputs_ && k < columns;
+            target[(static_cast<ptrdiff_t>(k / depth) * kTileColumns + c) * depth + k % depth] = inside ? row[k] : Weight{};
+        }
+    }
+}
+
+template class PackedWeight<float>;
+template class PackedWeight<bf16>;
+
+}  // namespace tokenwire

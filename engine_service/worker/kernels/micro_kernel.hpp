@@ -1,0 +1,173 @@
+// The register tile that all matrix products share: up to kMaxRows rows times 32 columns.
+//
+// The right operand comes in panels of 16 columns: for each step of `depth` neighbouring k, 16 columns with
+// `depth` numbers each (bf16: pairs, the order AMX and the bf16 dot product read; float: single numbers).
+// Each output element is one chain of additions over k in ascending order, whatever the number of rows: a
+// row gives the same bits alone or among others. A kernel for matrix tiles (AMX) would take the place of
+// `multiply_tile` for many rows, over the same panels.
+// Must not know: what the matrices mean, threads.
+#pragma once
+
+#include "vec.hpp"
+
+namespace tokenwire {
+
+// How one step multiplies: Weight is the type in panels, Act the type of the left operand's rows.
+template <class Weight, class Act>
+struct Dot;
+
+template <>
+struct Dot<float, float> {
+    static constexpr int depth = 1;
+    using Panel = F16;
+    using Scalar = F16;
+    static Panel panel(const float* p) { return load(p); }
+    static Scalar scalar(const float* p) { return set1(*p); }
+    static F16 add(F16 sum, Scalar a, Panel b) { return fma(a, b, sum); }
+};
+
+template <>
+struct Dot<bf16, float> {
+    static constexpr int depth = 2;
+    struct Panel {
+        F16 first, second;
+    };
+    struct Scalar {
+        F16 first, second;
+    };
+    static Panel panel(const bf16* p) {
+        Panel pair;
+        load_pairs(p, pair.first, pair.second);
+        return pair;
+    }
+    static Scalar scalar(const float* p) { return {set1(p[0]), set1(p[1])}; }
+    static F16 add(F16 sum, const Scalar& a, const Panel& b) {
+        return fma(a.second, b.second, fma(a.first, b.first, sum));
+    }
+};
+
+// The type of activations beside weights of type Weight, and of queries beside a KV cache of that type.
+template <class Weight>
+struct ActOf {
+    using type = float;
+};
+
+#ifdef TOKENWIRE_BF16_DOT
+template <>
+struct Dot<bf16, bf16> {
+    static constexpr int depth = 2;
+    using Panel = BF32;
+    using Scalar = BF32;
+    static Panel panel(const bf16* p) { return load32(p); }
+    static Scalar scalar(const bf16* p) { return set_pair(p); }
+    static F16 add(F16 sum, Scalar a, Panel b) { return dot2(sum, a, b); }
+};
+
+template <>
+struct ActOf<bf16> {
+    using type = bf16;
+};
+#endif
+
+template <class Weight>
+using Act = typename ActOf<Weight>::type;
+
+// Numbers of k in one step.
+template <class Weight>
+constexpr int kDepth = sizeof(Weight) == 2 ? 2 : 1;
+
+// Columns of a tile: two panels.
+constexpr int kTileColumns = 2 * kLanes;
+
+// A run of steps whose two panels lie at a fixed stride. Several runs make one product.
+template <class Weight>
+struct Run {
+    const Weight* left;
+    const Weight* right;
+    int steps;
+};
+
+// Where a product reads and writes. `stride` is between steps of a panel (in numbers), `act_stride` between
+// rows of the left operand, `out` has rows of `out_stride` floats. `accumulate` starts from what out holds.
+// `fetch`, if not null, is memory to bring near meanwhile, `Fetch` cache lines a step.
+template <class Weight>
+struct Product {
+    const Act<Weight>* act;
+    ptrdiff_t act_stride;
+    const Run<Weight>* runs;
+    int num_runs;
+    ptrdiff_t stride;
+    float* out;
+    ptrdiff_t out_stride;
+    bool accumulate;
+    const char* fetch;
+};
+
+template <class Weight>
+using TileFunction = void (*)(const Product<Weight>&);
+
+template <class Weight, int Rows, int Fetch>
+void multiply_tile(const Product<Weight>& product) {
+    using D = Dot<Weight, Act<Weight>>;
+    F16 sum[Rows][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        const float* row = product.out + r * product.out_stride;
+        sum[r][0] = product.accumulate ? load(row) : zero();
+        sum[r][1] = product.accumulate ? load(row + kLanes) : zero();
+    }
+    const ptrdiff_t stride = product.stride, lda = product.act_stride;
+    // Rows are addressed from every third one, so that few registers hold addresses.
+    const Act<Weight>* base[(Rows + 2) / 3];
+#pragma GCC unroll 8
+    for (int g = 0; g < (Rows + 2) / 3; ++g) base[g] = product.act + 3 * g * lda;
+    const char* fetch = product.fetch;
+    for (int i = 0; i < product.num_runs; ++i) {
+        const Weight* left = product.runs[i].left;
+        const Weight* right = product.runs[i].right;
+        for (int s = 0; s < product.runs[i].steps; ++s) {
+            const typename D::Panel b0 = D::panel(left), b1 = D::panel(right);
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; ++r) {
+                const typename D::Scalar a = D::scalar(base[r / 3] + (r % 3) * lda);
+                sum[r][0] = D::add(sum[r][0], a, b0);
+                sum[r][1] = D::add(sum[r][1], a, b1);
+            }
+#pragma GCC unroll 8
+            for (int g = 0; g < (Rows + 2) / 3; ++g) base[g] += D::depth;
+            left += stride;
+            right += stride;
+            if constexpr (Fetch > 0) {
+#pragma GCC unroll 2
+                for (int f = 0; f < Fetch; ++f) __builtin_prefetch(fetch + 64 * f, 0, 2);
+                fetch += 64 * Fetch;
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        store(product.out + r * product.out_stride, sum[r][0]);
+        store(product.out + r * product.out_stride + kLanes, sum[r][1]);
+    }
+}
+
+// The tile function for 1 <= rows <= kMaxRows.
+template <class Weight, int Fetch, int Rows = kMaxRows>
+TileFunction<Weight> tile_function(int rows) {
+    if constexpr (Rows == 0) {
+        return nullptr;
+    } else {
+        return rows == Rows ? &multiply_tile<Weight, Rows, Fetch> : tile_function<Weight, Fetch, Rows - 1>(rows);
+    }
+}
+
+// A number of rows is cut into the fewest tiles, of nearly equal height.
+struct RowTiles {
+    int count, low, tall;  // `tall` tiles of low + 1 rows, then tiles of `low` rows
+
+    explicit RowTiles(int rows)
+        : count((rows + kMaxRows - 1) / kMaxRows), low(count ? rows / count : 0), tall(count ? rows % count : 0) {}
+    int height(int i) const { return low + (i < tall ? 1 : 0); }
+};
+
+}  // namespace tokenwire

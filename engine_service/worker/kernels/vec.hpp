@@ -1,0 +1,86 @@
+// Sixteen floats as one value: the only file group that knows instruction sets.
+//
+// Every kernel is written once over F16 and compiled for one instruction set by -m flags. The packed
+// layouts are therefore the same for all variants. Floating point contraction is off in the build, and
+// fused operations are spelled out, so that the same source line rounds in the same way everywhere.
+// Must not know: matrices, attention, models.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tokenwire {
+
+// A bfloat16 number as its bits; arithmetic happens in float.
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr int kLanes = 16;
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bf16 value) {
+    uint32_t word = static_cast<uint32_t>(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &word, sizeof result);
+    return result;
+}
+
+// Nearest even; a NaN stays a NaN.
+inline uint16_t round_to_bf16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((word >> 16) | 0x40u);
+    return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+}
+
+template <class T>
+T from_float(float value);
+template <>
+inline float from_float<float>(float value) { return value; }
+template <>
+inline bf16 from_float<bf16>(float value) { return bf16{round_to_bf16(value)}; }
+
+}  // namespace tokenwire
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "vec_avx512.hpp"
+#elif defined(__AVX2__) && defined(__FMA__)
+#include "vec_avx2.hpp"
+#else
+#include "vec_generic.hpp"
+#endif
+
+namespace tokenwire {
+
+constexpr float kLog2e = 1.44269504088896340736f;
+
+// exp2 of a number already split as whole + part, part in [-0.5, 0.5]: a polynomial of degree 6
+// (Taylor in ln 2, largest relative error about 1e-7). exp2_part(0) is exactly 1.
+inline F16 exp2_part(F16 part) {
+    F16 value = set1(1.5403530393381608e-4f);
+    value = fma(value, part, set1(1.3333558146428443e-3f));
+    value = fma(value, part, set1(9.6181291076284772e-3f));
+    value = fma(value, part, set1(5.5504108664821580e-2f));
+    value = fma(value, part, set1(2.4022650695910072e-1f));
+    value = fma(value, part, set1(6.9314718055994531e-1f));
+    return fma(value, part, set1(1.0f));
+}
+
+// 2 to the power of x for x <= 127; exactly 0 below -126 (minus infinity included), NaN for NaN.
+inline F16 exp2(F16 x) {
+    F16 clamped = max(x, set1(-126.0f));
+    F16 whole = round_nearest(clamped);
+    F16 value = scale_by_power(exp2_part(clamped - whole), whole);
+    return zero_where_less(value, x, set1(-126.0f));
+}
+
+// x * sigmoid(x).
+inline F16 silu(F16 x) {
+    F16 exponent = min(set1(-kLog2e) * x, set1(126.0f));
+    return x / (set1(1.0f) + exp2(exponent));
+}
+
+}  // namespace tokenwire
