@@ -40,9 +40,7 @@ class AsyncStream:
     turned into a normal end. Only one task may read a stream at a time.
     """
 
-    def __init__(
-        self, first: OpenCall, reopen: Callable[[float | None], OpenCall], attempts: Attempts
-    ) -> None:
+    def __init__(self, first: OpenCall, reopen: Callable[[float | None], OpenCall], attempts: Attempts) -> None:
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
@@ -121,7 +119,7 @@ class AsyncStream:
                 if being_cancelled():
                     raise
                 # Not this task but the call was cancelled: by aclose or by the client's close.
-                raise Cancelled(ErrorCode.CANCELLED, "the stream was closed") from None
+                raise self._failure or Cancelled(ErrorCode.CANCELLED, "the client was closed") from None
             else:
                 return None if response is grpc.aio.EOF else cast(StreamResponse, response)
             self._current.end()

@@ -198,9 +198,7 @@ class AsyncClient:
         attempts = self._attempts(timeout)
         return AsyncStream(start(attempts.remaining()), start, attempts)
 
-    async def _ask(
-        self, call: Callable[[_Link, float | None], Awaitable[Answer]], timeout: float | None
-    ) -> Answer:
+    async def _ask(self, call: Callable[[_Link, float | None], Awaitable[Answer]], timeout: float | None) -> Answer:
         attempts = self._attempts(timeout)
         while True:
             try:

@@ -48,9 +48,7 @@ class Stream:
     end. Only one thread may read a stream at a time; `close` may be called by any.
     """
 
-    def __init__(
-        self, first: OpenCall, reopen: Callable[[float | None], OpenCall], attempts: Attempts
-    ) -> None:
+    def __init__(self, first: OpenCall, reopen: Callable[[float | None], OpenCall], attempts: Attempts) -> None:
         self._current = first
         self._reopen = reopen
         self._attempts = attempts

@@ -1,0 +1,74 @@
+"""Streams put together from messages, complete and broken ones."""
+
+import pytest
+
+from tokenwire.common.v1 import outcome_pb2
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire_client.assembly import Assembly
+from tokenwire_client.errors import IncompleteStream, Internal
+from tokenwire_client.types import Completion, Delta, FinishReason, Usage
+
+LAST = pb.Completion(
+    request_id="r",
+    finish_reason=outcome_pb2.FINISH_REASON_STOP,
+    usage=outcome_pb2.Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4),
+    seed=-7,
+)
+
+
+def test_deltas_add_up_to_the_completion() -> None:
+    assembly = Assembly()
+    assert not assembly.started
+    assert assembly.add(pb.GenerateResponse(text="a", token_ids=[1])) == Delta("a", (1,))
+    assert assembly.started
+    assert assembly.add(pb.GenerateResponse(token_ids=[2])) == Delta("", (2,))
+    assert assembly.add(pb.GenerateResponse()) is None
+    assert assembly.completion is None
+    assert assembly.add(pb.GenerateResponse(text="é", token_ids=[3], completion=LAST)) == Delta("é", (3,))
+    assert assembly.completion is None
+    expected = Completion("aé", (1, 2, 3), FinishReason.STOP, Usage(5, 3, 4), None, None, -7, "r")
+    assert assembly.finish() == expected
+    assert assembly.completion == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_stream_without_its_terminal_message_is_an_error(count: int) -> None:
+    assembly = Assembly()
+    for token in range(count):
+        assembly.add(pb.ChatResponse(text="x", token_ids=[token]))
+    with pytest.raises(IncompleteStream, match=f"after {count} tokens"):
+        assembly.finish()
+    assert assembly.completion is None
+
+
+def test_a_message_after_the_terminal_one_is_an_error() -> None:
+    assembly = Assembly()
+    assembly.add(pb.ChatResponse(completion=LAST))
+    with pytest.raises(Internal):
+        assembly.add(pb.ChatResponse(text="more"))
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_every_finish_reason_has_its_name(reason: FinishReason) -> None:
+    number = outcome_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")
+    assembly = Assembly()
+    assembly.add(pb.GenerateResponse(completion=pb.Completion(finish_reason=number)))
+    assert assembly.finish().finish_reason is reason
+
+
+def test_an_unknown_finish_reason_is_no_success() -> None:
+    assembly = Assembly()
+    assembly.add(pb.GenerateResponse(completion=pb.Completion()))
+    with pytest.raises(Internal, match="finish reason"):
+        assembly.finish()
+
+
+@pytest.mark.parametrize(
+    ("given", "string", "token"),
+    [({}, None, None), ({"stop_string": ""}, "", None), ({"stop_token_id": 0}, None, 0)],
+)
+def test_the_stop_that_matched(given: dict[str, object], string: str | None, token: int | None) -> None:
+    assembly = Assembly()
+    assembly.add(pb.GenerateResponse(completion=pb.Completion(finish_reason=outcome_pb2.FINISH_REASON_STOP, **given)))
+    completion = assembly.finish()
+    assert (completion.stop_string, completion.stop_token_id) == (string, token)
