@@ -116,7 +116,7 @@ class Scheduler:
                 end = min(chunk.start + chunk.length, request.prompt_length)
                 self._counters.prompt_tokens += end - chunk.start
             if request.status is not _FINISHED:
-                if request.request_id in failures:
+                if failures and request.request_id in failures:
                     error = Refusal(RefusalCode.FAILED, failures[request.request_id])
                     self._finish(request, FinishReason.ERROR, error=error)
                 else:
