@@ -1,0 +1,126 @@
+"""Settings of the engine: units, defaults, and combinations that are refused before anything loads (B071, B145)."""
+
+from dataclasses import fields
+
+import pytest
+
+from engine_service.config import (
+    ENV_PREFIX,
+    PROGRAM,
+    DeviceChoice,
+    EngineSettings,
+    engine_config,
+    parse_bytes,
+    server_config,
+)
+from service_runtime.config import load_settings
+
+
+def load(*arguments: str, environment: dict[str, str] | None = None) -> EngineSettings:
+    return load_settings(
+        EngineSettings,
+        program=PROGRAM,
+        env_prefix=ENV_PREFIX,
+        arguments=arguments,
+        environment=environment or {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("512MiB", 512 * 2**20),
+        ("1GiB", 2**30),
+        ("1.5 gb", 1_500_000_000),
+        ("64k", 64_000),
+        (7, 7),
+    ],
+)
+def test_bytes_with_units(text: object, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+def test_defaults() -> None:
+    settings = load()
+    engine, server = engine_config(settings), server_config(settings)
+    assert engine.model.reference == "smollm2-135m-instruct"
+    assert engine.model.device is DeviceChoice.AUTO
+    assert engine.scheduling.step_token_budget == engine.scheduling.prefill_chunk_size == 512
+    assert engine.scheduling.max_num_requests == 256
+    assert not engine.scheduling.overlap
+    assert (server.port, server.metrics_port, server.host) == (50051, 9091, "127.0.0.1")
+    assert server.served_model_name == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(("model", "name"), [("/models/tiny", "tiny"), ("/models/tiny/", "tiny"), ("org/tiny", "tiny")])
+def test_served_name_comes_from_the_model(model: str, name: str) -> None:
+    assert server_config(load("--model", model)).served_model_name == name
+
+
+def test_running_requests_default_to_a_small_budget() -> None:
+    assert engine_config(load("--step-token-budget", "64")).scheduling.max_num_requests == 64
+
+
+def test_environment_and_flags() -> None:
+    environment = {"TOKENWIRE_ENGINE_KV_CACHE_MEMORY": "1MiB", "TOKENWIRE_ENGINE_PORT": "7"}
+    settings = load("--port", "8", "--no-prefix-cache", environment=environment)
+    assert (settings.kv_cache_memory, settings.port, settings.prefix_cache) == (2**20, 8, False)
+
+
+def test_every_setting_reaches_a_composed_object() -> None:
+    """No flag is accepted and forgotten."""
+    engine, server = engine_config(load()), server_config(load())
+    parts = [engine.model, engine.cache, engine.scheduling, engine.log, server]
+    names = {field.name for part in parts for field in fields(part)}
+    renamed = {
+        "model": "reference",
+        "kv_cache_memory": "memory_bytes",
+        "kv_cache_fraction": "memory_fraction",
+        "drain_timeout": "drain_timeout_s",
+        "log_level": "level",
+    }
+    assert {renamed.get(name, name) for name in EngineSettings.model_fields} == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prefill-chunk-size", "1024"], ["--prefill-chunk-size 1,024", "--step-token-budget 512"]),
+        (["--max-num-requests", "513"], ["--max-num-requests 513", "512"]),
+        (["--num-blocks", "8", "--kv-cache-memory", "1GiB"], ["--num-blocks", "--kv-cache-memory"]),
+        (["--max-model-len", "100", "--max-waiting-tokens", "99"], ["99", "100"]),
+        (["--port", "9091"], ["9091"]),
+        (["--port", "65536"], ["--port", "65536"]),
+        (["--port", "-1"], ["--port"]),
+        (["--kv-cache-memory", "1 lightyear"], ["--kv-cache-memory", "512MiB"]),
+        (["--kv-cache-memory", "-5"], ["--kv-cache-memory"]),
+        (["--kv-cache-fraction", "1.5"], ["--kv-cache-fraction"]),
+        (["--kv-cache-fraction", "nan"], ["--kv-cache-fraction"]),
+        (["--step-token-budget", "0"], ["--step-token-budget"]),
+        (["--block-size", "0"], ["--block-size"]),
+        (["--max-model-len", "1"], ["--max-model-len"]),
+        (["--device", "tpu"], ["--device", "tpu"]),
+        (["--dtype", "int3"], ["--dtype"]),
+        (["--drain-timeout", "-1"], ["--drain-timeout"]),
+        (["--host", " "], ["--host"]),
+        (["--no-such-flag"], ["--no-such-flag"]),
+    ],
+)
+def test_bad_settings_end_with_a_plain_line(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        load(*arguments)
+    assert exit_.value.code == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    for word in words:
+        assert word in shown
+
+
+def test_unknown_variable_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(environment={"TOKENWIRE_ENGINE_PROT": "1"})
+    assert "TOKENWIRE_ENGINE_PROT" in capsys.readouterr().err
