@@ -78,7 +78,6 @@ class TokenizerApp:
         self._health = ServiceHealth([SERVICE_NAME])
         self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
         self._tasks: list[asyncio.Task[None]] = []
-        self._metrics_server: MetricsServer | None = None
         self.port = 0
         self._is_draining = False
 
@@ -112,7 +111,7 @@ class TokenizerApp:
         )
 
     async def start(self) -> None:
-        """Listens and connects. Raises PortInUse, OSError when a port cannot be had."""
+        """Listens and connects to the engines. Raises PortInUse."""
         settings = self._settings
         add_to_server(self._servicer(), self._server)
         await self._health.add_to(self._server)
@@ -122,11 +121,7 @@ class TokenizerApp:
             encode_queue=lambda: self.pool.num_queued,
         )
         self.port = bind(self._server, settings.host, settings.port)
-        self._metrics_server = start_metrics_server(
-            self.metrics.registry, settings.metrics_host, settings.metrics_port
-        )
         await self._server.start()
-        _log.info("listening", grpc_port=self.port, metrics_port=self._metrics_server.port)
         self._tasks = [asyncio.create_task(connection.run()) for connection in self.router.connections]
         self._tasks.append(asyncio.create_task(self._keep_health()))
 
@@ -159,8 +154,6 @@ class TokenizerApp:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._metrics_server is not None:
-            await asyncio.to_thread(self._metrics_server.close)
 
 
 async def _serve(settings: TokenizerSettings, model: LoadedModel) -> None:
@@ -170,9 +163,20 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel) -> None:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.stop)
         await app.start()
+        metrics = _start_metrics(settings, app.metrics.registry)
+        stack.push_async_callback(asyncio.to_thread, metrics.close)
+        _log.info("listening", grpc_port=app.port, metrics_port=metrics.port)
         await signals.wait_graceful()
         await _drain(app, signals, settings.drain_timeout)
     _log.info("stopped")
+
+
+def _start_metrics(settings: TokenizerSettings, registry: CollectorRegistry) -> MetricsServer:
+    host, port = settings.metrics_host, settings.metrics_port
+    try:
+        return start_metrics_server(registry, host, port)
+    except OSError as error:
+        raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 async def _drain(app: TokenizerApp, signals: StopSignals, timeout_s: float) -> None:
@@ -195,8 +199,6 @@ def main() -> None:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")
-    except OSError as error:
-        fail(PROGRAM, f"cannot listen on {settings.metrics_host}:{settings.metrics_port}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class EngineConnection:
         ceiling = min(self.limits.max_backoff_s, self.limits.first_backoff_s * 2 ** min(failures, 16))
         return float(ceiling * (0.5 + self.jitter() / 2))
 
-    async def _hold_session(self, stub: engine_pb2_grpc.EngineServiceAsyncStub) -> bool:
+    async def _hold_session(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub") -> bool:
         """Opens a session and serves it to its end. True if it was usable."""
         call: SessionCall = stub.Session(wait_for_ready=True)
         try:
