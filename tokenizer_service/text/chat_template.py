@@ -125,9 +125,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON for the model to read: jinja's own filter would escape it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _find_source(folder: Path) -> str | None:

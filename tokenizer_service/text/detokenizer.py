@@ -106,10 +106,8 @@ class PieceDetokenizer:
         while read < len(prompt_ids) and (self._is_first or self._strip_left):
             self._add_one(prompt_ids[read])
             read += 1
-        tail = self._tail_start(prompt_ids)
-        if tail > read:
-            self._assembler = CharacterAssembler(each_byte=self._table.rules.each_byte)
-        self.add(prompt_ids[max(read, tail) :])
+        # Bytes left over from the front do no harm: the tail is long enough to end any character.
+        self.add(prompt_ids[max(read, self._tail_start(prompt_ids)) :])
 
     def _tail_start(self, prompt_ids: Sequence[int]) -> int:
         """From where the last bytes of the prompt can be read: an unfinished character lies within."""

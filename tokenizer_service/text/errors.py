@@ -37,7 +37,5 @@ def check_unicode(field: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        message = (
-            f"character {error.start:,} is the lone surrogate U+{code:04X}, which is not valid Unicode text"
-        )
+        message = f"character {error.start:,} is the lone surrogate U+{code:04X}, which is not valid Unicode text"
         raise TextError(field, message) from None

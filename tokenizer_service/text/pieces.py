@@ -93,9 +93,7 @@ def _byte_level() -> TokenToBytes:
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in plain]
-    byte_of = {chr(byte): byte for byte in plain} | {
-        chr(0x100 + place): byte for place, byte in enumerate(shifted)
-    }
+    byte_of = {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(shifted)}
 
     def to_bytes(token: str) -> bytes:
         try:
@@ -118,9 +116,7 @@ def _metaspace(step: dict[str, Any]) -> PieceRules:
 def _replace_and_fuse(steps: list[dict[str, Any]]) -> PieceRules | None:
     """The decoders that came from SentencePiece models."""
     kinds = " ".join(step["type"] for step in steps)
-    shape = re.fullmatch(
-        r"(Replace ?)*(?P<bytes>ByteFallback ?)?(?P<fuse>Fuse ?)?(?P<strip>(?<=Fuse )Strip)?", kinds
-    )
+    shape = re.fullmatch(r"(Replace ?)*(?P<bytes>ByteFallback ?)?(?P<fuse>Fuse ?)?(?P<strip>(?<=Fuse )Strip)?", kinds)
     replacements = [step for step in steps if step["type"] == "Replace"]
     if not shape or not steps or any("String" not in step["pattern"] for step in replacements):
         return None

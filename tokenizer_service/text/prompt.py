@@ -57,14 +57,17 @@ class ChatPrompts:
         fails.
         """
         self._check(messages)
-        marked = [self._mark(place, message) for place, message in enumerate(messages)]
+        marked = [Message(self._guard.mark(turn.role), self._guard.mark(turn.content)) for turn in messages]
         is_marked = marked != list(messages)
+        if is_marked:
+            self._check_markable(messages)
         rendered = self._template.render(marked, add_generation_prompt, max_chars=self._limits.max_chars)
         return self._guard.encode(rendered, is_marked=is_marked, field="messages")
 
-    def _mark(self, place: int, message: Message) -> Message:
-        role = self._guard.mark(message.role, f"messages[{place}].role")
-        return Message(role, self._guard.mark(message.content, f"messages[{place}].content"))
+    def _check_markable(self, messages: Sequence[Message]) -> None:
+        for place, turn in enumerate(messages):
+            self._guard.check_markable(turn.role, f"messages[{place}].role")
+            self._guard.check_markable(turn.content, f"messages[{place}].content")
 
     def _check(self, messages: Sequence[Message]) -> None:
         limits = self._limits
@@ -73,12 +76,12 @@ class ChatPrompts:
         if len(messages) > limits.max_messages:
             message = f"{len(messages):,} messages exceed the limit of {limits.max_messages:,}"
             raise TextError("messages", message)
-        size = sum(len(message.role) + len(message.content) for message in messages)
+        size = sum(len(turn.role) + len(turn.content) for turn in messages)
         if size > limits.max_chars:
             message = f"the messages' {size:,} characters exceed the limit of {limits.max_chars:,}"
             raise TextError("messages", message)
-        for place, message_ in enumerate(messages):
-            if not message_.role:
+        for place, turn in enumerate(messages):
+            if not turn.role:
                 raise TextError(f"messages[{place}].role", "is empty")
-            check_unicode(f"messages[{place}].role", message_.role)
-            check_unicode(f"messages[{place}].content", message_.content)
+            check_unicode(f"messages[{place}].role", turn.role)
+            check_unicode(f"messages[{place}].content", turn.content)

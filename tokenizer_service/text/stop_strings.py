@@ -14,9 +14,7 @@ def check_stops(stops: Sequence[str], *, max_stops: int, max_chars: int) -> None
         raise TextError("stop", f"{len(stops):,} stop strings exceed the limit of {max_stops:,}")
     for place, stop in enumerate(stops):
         if not stop:
-            raise TextError(
-                "stop", f"stop[{place}] is empty; a stop string has 1 to {max_chars:,} characters"
-            )
+            raise TextError("stop", f"stop[{place}] is empty; a stop string has 1 to {max_chars:,} characters")
         if len(stop) > max_chars:
             message = f"stop[{place}] has {len(stop):,} characters, more than the limit of {max_chars:,}"
             raise TextError("stop", message)

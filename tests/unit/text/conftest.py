@@ -1,6 +1,7 @@
 """The tokenizers of these tests: the default model's and one made by code."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,14 @@ def default_folder() -> Path:
 @pytest.fixture(scope="session")
 def default_tokenizer(default_folder: Path) -> TextTokenizer:
     return TextTokenizer.load(default_folder)
+
+
+@pytest.fixture(scope="session")
+def reference(default_folder: Path) -> Any:
+    """transformers' own tokenizer of the default model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(default_folder))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tests.fixtures.tokenizers_made import (
     plain_tokenizer,
     wordpiece_tokenizer,
 )
-from tokenizer_service.text.detokenizer import CharacterAssembler, Detokenizer
+from tokenizer_service.text.detokenizer import CharacterAssembler, Detokenizer, PieceDetokenizer
 from tokenizer_service.text.pieces import PieceTable, piece_rules
 from tokenizer_service.text.tokenizer import TextTokenizer
 
@@ -117,10 +117,7 @@ def test_2000_random_sequences(default_tokenizer, library):
     """B004: half of the tokens are bytes; no exception, and always the text of the whole."""
     random_ = random.Random(4)
     for _ in range(2000):
-        ids = [
-            random_.randint(17, 272) if random_.random() < 0.5 else random_.randrange(49152)
-            for _ in range(64)
-        ]
+        ids = [random_.randint(17, 272) if random_.random() < 0.5 else random_.randrange(49152) for _ in range(64)]
         skip = random_.random() < 0.5
         detokenizer = default_tokenizer.new_detokenizer((), skip)
         cuts = sorted(random_.sample(range(65), 8))
@@ -137,10 +134,17 @@ def test_unknown_ids_have_no_text_and_do_no_harm(default_tokenizer):
 def test_a_completion_that_ends_a_character_of_the_prompt(default_tokenizer):
     """The character belongs to the completion, wherever in the prompt it began."""
     assert "".join(one_by_one(default_tokenizer, [131], prompt=[10813, 230])) == "\U0001f336"
-    assert (
-        "".join(one_by_one(default_tokenizer, [131], prompt=[19556] * 50 + [10813, 2, 230])) == "\U0001f336"
-    )
+    assert "".join(one_by_one(default_tokenizer, [131], prompt=[19556] * 50 + [10813, 2, 230])) == "\U0001f336"
     assert "".join(one_by_one(default_tokenizer, [131], prompt=[10813, 230, 19556])) == "\ufffd"
+
+
+@pytest.mark.parametrize("begun", [1, 2, 3])
+@pytest.mark.parametrize("front", [[], msp_bytes(b"\xf0"), msp_bytes(b"\xf0\x9f") + [1, 2]])
+def test_a_long_prompt_that_ends_in_single_bytes(msp, begun, front):
+    """Only the ends of the prompt are read, and that is enough."""
+    emoji = msp_bytes("\U0001f336".encode())
+    prompt = [*front, *[msp_id("_x")] * 50, *emoji[:begun]]
+    assert one_by_one(msp, emoji[begun:], prompt)[-2:] == ["\U0001f336", ""]
 
 
 def test_sentencepiece_spaces_survive_streaming(msp):
@@ -179,9 +183,7 @@ def test_every_family_of_decoders_equals_the_library(skip_special):
     """B004 B005: random ids without broken bytes, split at random, one tokenizer of each family."""
     random_ = random.Random(5)
     for library_, ours in library_and_ours():
-        text_ids = [
-            i for i in range(ours.vocab_size) if not (library_.id_to_token(i) or "").startswith("<0x")
-        ]
+        text_ids = [i for i in range(ours.vocab_size) if not (library_.id_to_token(i) or "").startswith("<0x")]
         for _ in range(100):
             ids = random_.choices(text_ids, k=12)
             cut = random_.randint(0, 12)
@@ -213,8 +215,8 @@ def test_a_byte_is_held_back_for_at_most_three_more(default_tokenizer, msp):
         assert len(detokenizer.finish()) <= 3
 
 
-def test_cost_is_one_look_up_for_each_token(default_folder):
-    """Linear cost as a count: 4,000 lone bytes need 4,000 look-ups at most, whatever came before."""
+def test_the_library_is_asked_once_for_each_distinct_token(default_folder):
+    """Linear cost as a count: 4,000 lone bytes, one by one, need no decode at all and one look-up for each id."""
     library_ = Tokenizer.from_file(str(default_folder / "tokenizer.json"))
     asked: list[int] = []
 
@@ -224,10 +226,12 @@ def test_cost_is_one_look_up_for_each_token(default_folder):
 
     rules = piece_rules(library_.decoder.__getstate__())
     assert rules is not None
-    table = PieceTable(rules, id_to_token, 49152)
-    for token_id in [181] * 4000 + list(range(17, 273)) * 10:
-        table.rest(token_id)
-    assert len(asked) == 256
+    ids = [181] * 4000 + list(range(17, 273)) * 10
+    detokenizer = PieceDetokenizer(PieceTable(rules, id_to_token, 49152), frozenset(), ids)
+    assert len(asked) <= 5  # of the prompt, only the two ends are read
+    text = "".join(detokenizer.add([token_id]) for token_id in ids) + detokenizer.finish()
+    assert text[:4000] == "\ufffd" * 4000
+    assert len(asked) <= 256 + 5
 
 
 def test_the_window_reads_a_bounded_number_of_ids():
@@ -250,9 +254,7 @@ def test_a_window_holds_an_unfinished_character_back():
     """A decoder of no known kind, with byte tokens: whole characters only, broken ones after 4 tokens."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"hi": 256}
     library_ = Tokenizer(models.WordLevel(vocabulary, unk_token="hi"))
-    library_.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("q", "")]
-    )
+    library_.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("q", "")])
     tokenizer = TextTokenizer(library_, {})
     assert one_by_one(tokenizer, [256, *"世".encode(), 256]) == ["hi", "", "", "世", "hi", ""]
     assert "".join(one_by_one(tokenizer, [0x80] * 9 + [256, *"世".encode()])) == "\ufffd" * 9 + "hi世"
