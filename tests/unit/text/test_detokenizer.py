@@ -139,7 +139,7 @@ def test_a_completion_that_ends_a_character_of_the_prompt(default_tokenizer):
 
 
 @pytest.mark.parametrize("begun", [1, 2, 3])
-@pytest.mark.parametrize("front", [[], msp_bytes(b"\xf0"), msp_bytes(b"\xf0\x9f") + [1, 2]])
+@pytest.mark.parametrize("front", [[], msp_bytes(b"\xf0"), [*msp_bytes(b"\xf0\x9f"), 1, 2]])
 def test_a_long_prompt_that_ends_in_single_bytes(msp, begun, front):
     """Only the ends of the prompt are read, and that is enough."""
     emoji = msp_bytes("\U0001f336".encode())
