@@ -25,9 +25,7 @@ default_ids = st.lists(st.one_of(st.integers(17, 272), st.integers(0, 49151), st
 cuts = st.lists(st.integers(0, 24), max_size=6).map(sorted)
 
 
-def streamed(
-    tokenizer: TextTokenizer, ids: Sequence[int], cuts_: list[int], prompt: Sequence[int], skip: bool
-) -> str:
+def streamed(tokenizer: TextTokenizer, ids: Sequence[int], cuts_: list[int], prompt: Sequence[int], skip: bool) -> str:
     detokenizer = tokenizer.new_detokenizer(prompt, skip)
     parts = [ids[start:end] for start, end in zip([0, *cuts_], [*cuts_, len(ids)], strict=True)]
     return "".join(detokenizer.add(part) for part in parts) + detokenizer.finish()
@@ -76,9 +74,9 @@ def read_run(run: bytes) -> str:
 
 
 characters = st.text(max_size=3).map(lambda text: msp_bytes(text.encode("utf-8", "replace")))
-msp_ids = st.lists(
-    st.one_of(st.integers(0, 272).map(lambda i: [i]), characters, st.just([3 + 0x20])), max_size=12
-).map(lambda groups: [token_id for group in groups for token_id in group])
+msp_ids = st.lists(st.one_of(st.integers(0, 272).map(lambda i: [i]), characters, st.just([3 + 0x20])), max_size=12).map(
+    lambda groups: [token_id for group in groups for token_id in group]
+)
 
 
 @given(prompt=msp_ids, ids=msp_ids, cuts_=cuts, skip=st.booleans())
