@@ -27,10 +27,9 @@ def converse(start: Start, system: Sequence[Message], stats: bool) -> None:
     with contextlib.suppress(ImportError):
         # Line editing and history, where the platform has them.
         import readline  # noqa: F401
-    console = Console()
-    console.print("Ctrl-D ends the conversation, Ctrl-C an answer.", style="dim")
+    Console().print("Ctrl-D ends the conversation, Ctrl-C an answer.", style="dim")
     history = list(system)
-    while (line := _read_line(console)) is not None:
+    while (line := _read_line()) is not None:
         if not line.strip():
             continue
         turn = Message("user", line)
@@ -39,9 +38,11 @@ def converse(start: Start, system: Sequence[Message], stats: bool) -> None:
             history += [turn, Message("assistant", answer)]
 
 
-def _read_line(console: Console) -> str | None:
+def _read_line() -> str | None:
+    """The next line, None at the end of input."""
     try:
-        return console.input("[bold cyan]you>[/] ")
+        # The prompt is given to readline, which must know its width.
+        return input("you> ")
     except EOFError:
         print()
         return None

@@ -43,7 +43,7 @@ def generate_request(
     cache_salt: str | None,
     request_id: str,
 ) -> pb.GenerateRequest:
-    """Raises InvalidRequest for a value that the wire cannot carry; so do all below."""
+    """A prompt to continue. Raises InvalidRequest for what the wire cannot carry; so do all below."""
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
         _put(request, "text", prompt, "prompt")
@@ -66,6 +66,7 @@ def chat_request(
     cache_salt: str | None,
     request_id: str,
 ) -> pb.ChatRequest:
+    """A conversation to continue; the messages in order, oldest first."""
     request = pb.ChatRequest()
     _put_messages(request.messages, messages, "messages")
     _put(request, "model", model, "model")
@@ -82,6 +83,7 @@ def tokenize_request(
     add_special_tokens: bool | None,
     add_generation_prompt: bool | None,
 ) -> pb.TokenizeRequest:
+    """Text, or messages for the template."""
     request = pb.TokenizeRequest()
     if isinstance(source, str):
         if add_generation_prompt is not None:
@@ -99,6 +101,7 @@ def tokenize_request(
 def detokenize_request(
     token_ids: Sequence[int], *, model: str, skip_special_tokens: bool | None
 ) -> pb.DetokenizeRequest:
+    """Ids as given: the service says what is wrong with one out of the vocabulary."""
     request = pb.DetokenizeRequest()
     _put_all(request, "token_ids", token_ids, "token_ids")
     _put(request, "model", model, "model")
@@ -107,16 +110,19 @@ def detokenize_request(
 
 
 def health_query(service: str) -> health_pb2.HealthQuery:
+    """The standard health check's question."""
     query = health_pb2.HealthQuery()
     _put(query, "service", service, "service")
     return query
 
 
 def health_from(answer: health_pb2.HealthAnswer) -> Health:
+    """Statuses that are not known here are UNKNOWN."""
     return Health(_HEALTH_STATUS.get(answer.status, HealthStatus.UNKNOWN))
 
 
 def models_from(answer: pb.ListModelsResponse) -> tuple[Model, ...]:
+    """In the order of the service."""
     return tuple(
         Model(
             name=each.name,

@@ -236,7 +236,7 @@ def test_a_reader_that_left_is_no_traceback(target: str, fake: FakeTokenizerServ
 
 
 class Terminal:
-    """The command on a pseudo-terminal."""
+    """The command on a pseudo-terminal, ended at the latest with the `with` block."""
 
     def __init__(self, target: str, *arguments: str) -> None:
         self._fd, child = pty.openpty()
@@ -244,13 +244,23 @@ class Terminal:
         os.close(child)
         self.seen = ""
 
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        os.close(self._fd)
+
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
     def read_until(self, mark: str) -> str:
         """Everything up to and with the mark, after what was read before."""
         while mark not in self.seen:
-            self.seen += self._read()
+            piece = self._read()
+            assert piece, f"the command ended before {mark!r}: {self.seen!r}"
+            self.seen += piece
         text, _, self.seen = self.seen.partition(mark)
         return text + mark
 
@@ -258,7 +268,6 @@ class Terminal:
         text = self.seen
         while piece := self._read():
             text += piece
-        os.close(self._fd)
         self.process.wait(WAIT_S)
         return text
 
@@ -270,29 +279,29 @@ class Terminal:
 
 
 def test_text_cannot_steer_the_terminal(target: str) -> None:
-    terminal = Terminal(target, "chat", "esc")
-    output = terminal.read_to_end()
-    assert terminal.process.returncode == 0
-    assert "\N{SYMBOL FOR ESCAPE}[31mred\N{REPLACEMENT CHARACTER}0m" in output
-    assert "tab é\r\n" in output
-    assert "\x1b[31mred" not in output
+    with Terminal(target, "chat", "esc") as terminal:
+        output = terminal.read_to_end()
+        assert terminal.process.returncode == 0
+        assert "\N{SYMBOL FOR ESCAPE}[31mred\N{REPLACEMENT CHARACTER}0m" in output
+        assert "tab é\r\n" in output
+        assert "\x1b[31mred" not in output
 
 
 def test_a_conversation_remembers_its_turns(target: str, fake: FakeTokenizerService) -> None:
-    terminal = Terminal(target, "chat", "--system", "sys")
-    terminal.read_until("you> ")
-    terminal.type("paris\n")
-    terminal.read_until("Paris")
-    terminal.read_until("you> ")
-    terminal.type("refused\n")
-    terminal.read_until("top_p is wrong")
-    terminal.read_until("you> ")
-    terminal.type("second turn\n")
-    terminal.read_until("<second turn:4>")
-    terminal.read_until("you> ")
-    terminal.type("\x04")
-    terminal.read_to_end()
-    assert terminal.process.returncode == 0
+    with Terminal(target, "chat", "--system", "sys") as terminal:
+        terminal.read_until("you> ")
+        terminal.type("paris\n")
+        terminal.read_until("Paris")
+        terminal.read_until("you> ")
+        terminal.type("refused\n")
+        terminal.read_until("top_p is wrong")
+        terminal.read_until("you> ")
+        terminal.type("second turn\n")
+        terminal.read_until("<second turn:4>")
+        terminal.read_until("you> ")
+        terminal.type("\x04")
+        terminal.read_to_end()
+        assert terminal.process.returncode == 0
     [call] = fake.calls("second turn")
     assert [(m.role, m.content) for m in call.request.messages] == [
         ("system", "sys"),
@@ -304,15 +313,17 @@ def test_a_conversation_remembers_its_turns(target: str, fake: FakeTokenizerServ
 
 def test_ctrl_c_in_a_conversation_ends_the_answer_and_then_the_command(target: str, fake: FakeTokenizerService) -> None:
     before = len(fake.calls("held"))
-    terminal = Terminal(target, "chat")
-    terminal.read_until("you> ")
-    terminal.type("held\n")
-    terminal.read_until("begun")
-    call = fake.wait_for_calls("held", before + 1)[-1]
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.read_until("(stopped)")
-    assert call.cancelled.wait(1.0)
-    terminal.read_until("you> ")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.read_to_end()
-    assert terminal.process.returncode == 130
+    with Terminal(target, "chat") as terminal:
+        terminal.read_until("you> ")
+        terminal.type("held\n")
+        terminal.read_until("begun")
+        call = fake.wait_for_calls("held", before + 1)[-1]
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until("(stopped)")
+        assert call.cancelled.wait(1.0)
+        terminal.read_until("you> ")
+        terminal.process.send_signal(signal.SIGINT)
+        # Readline looks at signals only when it wakes up; one that came just before it waits needs a key.
+        terminal.type("\n")
+        terminal.read_to_end()
+        assert terminal.process.returncode == 130
