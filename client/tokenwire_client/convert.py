@@ -1,7 +1,7 @@
 """Between the library's types and the messages on the wire.
 
-Must not know: channels, calls, statuses. What protobuf would refuse is refused here, by the name of the
-argument, before anything is sent; ranges are the service's to check.
+Must not know: channels, calls, statuses. What protobuf would refuse is refused here, by the path of its
+field as the service would name it, before anything is sent; ranges are the service's to check.
 """
 
 from collections.abc import Iterable, MutableSequence, Sequence
@@ -46,10 +46,10 @@ def generate_request(
     """A prompt to continue. Raises InvalidRequest for what the wire cannot carry; so do all below."""
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
-        _put(request, "text", prompt, "prompt")
+        _put(request, "text", prompt, "text")
     else:
         request.token_ids.SetInParent()
-        _put_all(request.token_ids, "ids", prompt, "prompt")
+        _put_all(request.token_ids, "ids", prompt, "token_ids.ids")
     _put(request, "model", model, "model")
     _put(request, "add_special_tokens", add_special_tokens, "add_special_tokens")
     _put(request, "request_id", request_id, "request_id")
@@ -87,12 +87,14 @@ def tokenize_request(
     request = pb.TokenizeRequest()
     if isinstance(source, str):
         if add_generation_prompt is not None:
-            raise invalid("add_generation_prompt", "is for messages, and the input is text")
-        _put(request, "text", source, "source")
+            raise invalid("conversation.add_generation_prompt", "is for messages, and the input is text")
+        _put(request, "text", source, "text")
     else:
-        request.conversation.SetInParent()
-        _put_messages(request.conversation.messages, source, "source")
-        _put(request.conversation, "add_generation_prompt", add_generation_prompt, "add_generation_prompt")
+        conversation = request.conversation
+        conversation.SetInParent()
+        _put_messages(conversation.messages, source, "conversation.messages")
+        field = "conversation.add_generation_prompt"
+        _put(conversation, "add_generation_prompt", add_generation_prompt, field)
     _put(request, "model", model, "model")
     _put(request, "add_special_tokens", add_special_tokens, "add_special_tokens")
     return request
@@ -139,24 +141,24 @@ def models_from(answer: pb.ListModelsResponse) -> tuple[Model, ...]:
 def _put_options(options: pb.GenerationOptions, sampling: Sampling, cache_salt: str | None) -> None:
     knobs: sampling_pb2.SamplingParams = options.sampling
     for name in _KNOBS:
-        _put(knobs, name, getattr(sampling, name), f"sampling.{name}")
-    _put_all(knobs, "stop_token_ids", sampling.stop_token_ids, "sampling.stop_token_ids")
-    _put_all(options, "stop", sampling.stop, "sampling.stop")
+        _put(knobs, name, getattr(sampling, name), f"options.sampling.{name}")
+    _put_all(knobs, "stop_token_ids", sampling.stop_token_ids, "options.sampling.stop_token_ids")
+    _put_all(options, "stop", sampling.stop, "options.stop")
     for name in ("include_stop_str_in_output", "skip_special_tokens"):
-        _put(options, name, getattr(sampling, name), f"sampling.{name}")
-    _put(options, "cache_salt", cache_salt, "cache_salt")
+        _put(options, name, getattr(sampling, name), f"options.{name}")
+    _put(options, "cache_salt", cache_salt, "options.cache_salt")
 
 
-def _put_messages(target: Any, messages: Sequence[Message], argument: str) -> None:
-    for index, message in enumerate(_elements(messages, argument)):
+def _put_messages(target: Any, messages: Sequence[Message], path: str) -> None:
+    for index, message in enumerate(_elements(messages, path)):
         if not isinstance(message, Message):
-            raise invalid(f"{argument}[{index}]", f"must be a message, got {_shown(message)}")
+            raise invalid(f"{path}[{index}]", f"must be a message, got {_shown(message)}")
         turn = target.add()
-        _put(turn, "role", message.role, f"{argument}[{index}].role")
-        _put(turn, "content", message.content, f"{argument}[{index}].content")
+        _put(turn, "role", message.role, f"{path}[{index}].role")
+        _put(turn, "content", message.content, f"{path}[{index}].content")
 
 
-def _put(target: ProtoMessage, name: str, value: object, argument: str) -> None:
+def _put(target: ProtoMessage, name: str, value: object, path: str) -> None:
     """Sets one field, unless the value is None; zero and false are values."""
     if value is None:
         return
@@ -166,21 +168,21 @@ def _put(target: ProtoMessage, name: str, value: object, argument: str) -> None:
             raise TypeError(name)
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError):
-        raise invalid(argument, f"must be {_WANTED[kind]}, got {_shown(value)}") from None
+        raise invalid(path, f"must be {_WANTED[kind]}, got {_shown(value)}") from None
 
 
-def _put_all(target: ProtoMessage, name: str, values: Sequence[object], argument: str) -> None:
+def _put_all(target: ProtoMessage, name: str, values: Sequence[object], path: str) -> None:
     """Fills one repeated field; a refused element is named by its index."""
     kind = target.DESCRIPTOR.fields_by_name[name].type
     repeated: MutableSequence[Any] = getattr(target, name)
-    for index, value in enumerate(_elements(values, argument)):
+    for index, value in enumerate(_elements(values, path)):
         try:
             if not _fits(kind, value):
                 raise TypeError(name)
             repeated.append(value)
         except (TypeError, ValueError, OverflowError):
             wanted = _WANTED[kind]
-            raise invalid(f"{argument}[{index}]", f"must be {wanted}, got {_shown(value)}") from None
+            raise invalid(f"{path}[{index}]", f"must be {wanted}, got {_shown(value)}") from None
 
 
 def _fits(kind: int, value: object) -> bool:
@@ -190,10 +192,10 @@ def _fits(kind: int, value: object) -> bool:
     return isinstance(value, bool) == (kind == FieldDescriptor.TYPE_BOOL)
 
 
-def _elements(values: Iterable[Element], argument: str) -> Iterable[Element]:
+def _elements(values: Iterable[Element], path: str) -> Iterable[Element]:
     # Text and bytes are sequences too; taken apart they would be a silent error.
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
-        raise invalid(argument, f"must be a list, got {_shown(values)}")
+        raise invalid(path, f"must be a list, got {_shown(values)}")
     return values
 
 

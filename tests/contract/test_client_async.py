@@ -349,11 +349,11 @@ async def test_the_deadline_that_the_service_sees(
 async def test_a_wrong_value_is_refused_before_anything_is_sent() -> None:
     service = FakeTokenizerService()
     async with serving(service) as target, AsyncClient(target) as client:
-        with pytest.raises(InvalidRequest, match=r"sampling\.seed"):
+        with pytest.raises(InvalidRequest, match=r"options\.sampling\.seed"):
             client.generate("p", Sampling(seed=2**64))
         with pytest.raises(InvalidRequest, match="timeout"):
             client.generate("p", timeout=-1.0)
-        with pytest.raises(InvalidRequest, match="source"):
+        with pytest.raises(InvalidRequest, match="text: "):
             await client.tokenize("\ud800")
     assert service.calls("p") == service.calls("Tokenize") == []
 

@@ -182,7 +182,7 @@ def test_an_incomplete_stream_is_an_error() -> None:
 def test_a_wrong_value_is_refused_before_anything_is_sent() -> None:
     service = FakeTokenizerService()
     with serving_in_thread(service) as target, Client(target) as client:
-        with pytest.raises(InvalidRequest, match=r"sampling\.seed"):
+        with pytest.raises(InvalidRequest, match=r"options\.sampling\.seed"):
             client.generate("p", Sampling(seed=2**64))
         with pytest.raises(InvalidRequest, match="timeout"):
             client.tokenize("p", timeout=0.0)
