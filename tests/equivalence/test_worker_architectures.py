@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "phi3": (tf.Phi3ForCausalLM, tf.Phi3Config(**SMALL)),
     "gemma2_softcap": (
         tf.Gemma2ForCausalLM,
-        tf.Gemma2Config(**SMALL, **GEMMA, **SLIDING, attn_logit_softcapping=3.0),
+        tf.Gemma2Config(**SMALL, **GEMMA, **SLIDING, attn_logit_softcapping=0.5),
     ),
     "gemma3_text": (tf.Gemma3ForCausalLM, tf.Gemma3TextConfig(**SMALL, **GEMMA, **SLIDING)),
     "gpt2_learned_positions": (
