@@ -8,20 +8,35 @@ from tokenwire_client.client import AsyncClient
 from tokenwire_client.errors import (
     Cancelled,
     DeadlineExceeded,
+    ErrorCode,
+    FieldViolation,
     IncompleteStream,
     Internal,
     InvalidRequest,
     NotFound,
     Overloaded,
+    PermissionDenied,
     TokenwireError,
+    Unauthenticated,
     Unavailable,
 )
-from tokenwire_client.retry import RetryPolicy
+from tokenwire_client.retry import NO_RETRIES, RetryPolicy
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
-from tokenwire_client.types import Completion, Delta, FinishReason, Health, Message, Model, Sampling, Usage
+from tokenwire_client.types import (
+    Completion,
+    Delta,
+    FinishReason,
+    Health,
+    HealthStatus,
+    Message,
+    Model,
+    Sampling,
+    Usage,
+)
 
 __all__ = [
+    "NO_RETRIES",
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
@@ -29,8 +44,11 @@ __all__ = [
     "Completion",
     "DeadlineExceeded",
     "Delta",
+    "ErrorCode",
+    "FieldViolation",
     "FinishReason",
     "Health",
+    "HealthStatus",
     "IncompleteStream",
     "Internal",
     "InvalidRequest",
@@ -38,10 +56,12 @@ __all__ = [
     "Model",
     "NotFound",
     "Overloaded",
+    "PermissionDenied",
     "RetryPolicy",
     "Sampling",
     "Stream",
     "TokenwireError",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
 ]
