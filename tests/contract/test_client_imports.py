@@ -58,7 +58,8 @@ def test_the_client_works_where_only_grpc_and_protobuf_are_installed(name: str) 
 def test_the_package_offers_the_public_names() -> None:
     assert all(hasattr(tokenwire_client, name) for name in exports.__all__)
     wanted = {each.__name__ for each in [TokenwireError, *TokenwireError.__subclasses__()]}
-    wanted |= {name for name, each in vars(types).items() if getattr(each, "__module__", "") == types.__name__}
+    kinds = [each for each in vars(types).values() if isinstance(each, type)]
+    wanted |= {each.__name__ for each in kinds if each.__module__ == types.__name__}
     assert wanted | {"AsyncClient", "Client", "AsyncStream", "Stream"} <= set(exports.__all__)
 
 
