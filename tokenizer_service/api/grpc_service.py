@@ -39,6 +39,7 @@ from tokenizer_service.sessions.validation import (
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
 SERVICE_NAME = "tokenwire.tokenizer.v1.TokenizerService"
+_IDS_AT_ONCE = 50_000
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -161,7 +162,11 @@ async def _write(context: Context, message: StreamResponse) -> None:
 
 
 def _serialized_ids(token_ids: list[int]) -> bytes:
-    return pb.TokenizeResponse(token_ids=token_ids).SerializeToString()
+    """In parts, so that a thread that makes a large answer gives the others their turns."""
+    answer = pb.TokenizeResponse()
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        answer.token_ids.extend(token_ids[start : start + _IDS_AT_ONCE])
+    return answer.SerializeToString()
 
 
 def _serialized_text(text: str) -> bytes:
