@@ -25,7 +25,7 @@ inline F16 operator-(F16 a, F16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_s
 inline F16 operator*(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline F16 operator/(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
-// Returns b when a is NaN: call with the operand that may be NaN second.
+// Returns a when either is NaN.
 inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(b.lo, a.lo), _mm256_max_ps(b.hi, a.hi)}; }
 inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(b.lo, a.lo), _mm256_min_ps(b.hi, a.hi)}; }
 

@@ -22,7 +22,7 @@ inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// Returns b when a is NaN: call with the operand that may be NaN second.
+// Returns a when either is NaN.
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(b.v, a.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(b.v, a.v)}; }
 inline float reduce_add(F16 x) { return _mm512_reduce_add_ps(x.v); }

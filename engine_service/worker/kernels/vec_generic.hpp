@@ -63,9 +63,9 @@ inline F16 fma(F16 a, F16 b, F16 c) {
 #endif
 }
 
-// Returns b when a is NaN: call with the operand that may be NaN second.
-inline F16 max(F16 a, F16 b) { return each_four([&](int i) { return a.q[i] > b.q[i] ? a.q[i] : b.q[i]; }); }
-inline F16 min(F16 a, F16 b) { return each_four([&](int i) { return a.q[i] < b.q[i] ? a.q[i] : b.q[i]; }); }
+// Returns a when either is NaN.
+inline F16 max(F16 a, F16 b) { return each_four([&](int i) { return b.q[i] > a.q[i] ? b.q[i] : a.q[i]; }); }
+inline F16 min(F16 a, F16 b) { return each_four([&](int i) { return b.q[i] < a.q[i] ? b.q[i] : a.q[i]; }); }
 
 inline float reduce_add(F16 x) {
     Four sum = (x.q[0] + x.q[1]) + (x.q[2] + x.q[3]);

@@ -1,0 +1,241 @@
+"""A Llama-family model that runs whole in C++ on the CPU: weights, KV pool and threads behind one call a step.
+
+Must not know: requests, plans, sampling, where weights come from.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
+from engine_service.worker.kernels.fused_weights import fuse_layer, padded_head
+from engine_service.worker.kernels.library import (
+    BatchStruct,
+    DecoderConfigStruct,
+    DecoderStepStruct,
+    NumberType,
+    ThreadTeam,
+)
+
+STAGES = ("embed", "norm", "qkv", "rotary", "attention", "output", "gate_up", "down", "head")
+GROUP_SLOTS = 16
+
+
+class _Part(IntEnum):
+    """Part of decoder.hpp."""
+
+    EMBEDDING = 0
+    COSINE = 1
+    SINE = 2
+    FINAL_NORM = 3
+    HEAD = 4
+    INPUT_NORM = 5
+    QKV = 6
+    QKV_BIAS = 7
+    QUERY_NORM = 8
+    KEY_NORM = 9
+    OUTPUT = 10
+    OUTPUT_BIAS = 11
+    POST_NORM = 12
+    GATE_UP = 13
+    DOWN = 14
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The KV pool: `block_size` tokens a block, a multiple of 16. ValueError for sizes that cannot be."""
+
+    num_blocks: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError(f"a KV pool needs at least 1 block, not {self.num_blocks}")
+        if self.block_size < GROUP_SLOTS or self.block_size % GROUP_SLOTS:
+            raise ValueError(f"block_size must be a multiple of {GROUP_SLOTS}, not {self.block_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The T tokens of N chunks, flattened; contiguous CPU tensors.
+
+    int64: `input_ids` [T], `positions` [T], `slot_mapping` [T] (place in the pool counted in tokens),
+    `sample_rows` [S], ascending. int32: `block_tables` [N, W], `query_start` [N + 1], where each chunk begins,
+    `seq_lens` [N], tokens of a request up to and including its chunk.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    sample_rows: torch.Tensor
+
+
+_INT64_FIELDS = frozenset({"input_ids", "positions", "slot_mapping", "sample_rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """For the S rows that sample: logits float32 [S, vocabulary]; `best` int64 [S], the lowest index of the
+    largest logit, or -1 where a logit of the row is not finite. Views, valid until the next step."""
+
+    logits: torch.Tensor
+    best: torch.Tensor
+
+
+class CpuModel:
+    """Owns packed weights and the KV pool. One step at a time; the thread team must outlive it."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        shape: DecoderShape,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        pool: PoolSize,
+        dtype: torch.dtype,
+        team: ThreadTeam,
+    ) -> None:
+        """Packs `weights` layer by layer, so a lazy mapping never holds the model twice; `rotary` are the
+        tables of `rotary_tables`, whose length bounds the positions. KeyError for a missing weight."""
+        self.shape = shape
+        self._team = team
+        self._library = team.library
+        config = _config_struct(shape, pool, len(rotary[0]))
+        number = NumberType.of(dtype)
+        self._handle = self._library.create("decoder_create", ctypes.byref(config), number, team.handle)
+        self._end = weakref.finalize(self, self._library.call, "decoder_destroy", self._handle)
+        embedding = weights["model.embed_tokens.weight"].to(dtype).contiguous()
+        # The decoder reads these three in place.
+        self._kept = (embedding, *rotary)
+        self._set_globals(weights, dtype)
+        for layer in range(shape.layers):
+            self._set_layer(weights, layer, dtype)
+        self._logits = torch.empty(0, shape.vocabulary)
+        self._best = torch.empty(0, dtype=torch.int64)
+
+    def _set_globals(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        embedding, cosine, sine = self._kept
+        self._set(0, _Part.EMBEDDING, embedding)
+        self._set(0, _Part.COSINE, cosine)
+        self._set(0, _Part.SINE, sine)
+        self._set(0, _Part.FINAL_NORM, weights["model.norm.weight"].float())
+        head = embedding if self.shape.tied_head else weights["lm_head.weight"].to(dtype).contiguous()
+        self._set(0, _Part.HEAD, head)
+
+    def _set_layer(self, weights: Mapping[str, torch.Tensor], layer: int, dtype: torch.dtype) -> None:
+        fused = fuse_layer(weights, layer, self.shape, dtype)
+        for field in fields(fused):
+            tensor = getattr(fused, field.name)
+            if tensor is not None:
+                self._set(layer, _Part[field.name.upper()], tensor)
+        self._library.call("decoder_window", self._handle, layer, self.shape.windows[layer] or 0)
+
+    def _set(self, layer: int, part: _Part, tensor: torch.Tensor) -> None:
+        rows, columns = tensor.shape if tensor.dim() == 2 else (1, tensor.numel())
+        self._library.checked("decoder_set", self._handle, layer, part, tensor.data_ptr(), rows, columns)
+
+    def step(self, batch: StepBatch, *, want_logits: bool = True) -> StepOutput:
+        """Computes the batch's tokens and writes their KV. Without `want_logits` only `best` is filled."""
+        sampled = batch.sample_rows.numel()
+        if sampled > len(self._logits):
+            self._logits = torch.empty(sampled, self.shape.vocabulary)
+            self._best = torch.empty(sampled, dtype=torch.int64)
+        _check(batch)
+        step = DecoderStepStruct(
+            batch=batch_struct(batch.slot_mapping, batch.block_tables, batch.query_start, batch.seq_lens),
+            input_ids=batch.input_ids.data_ptr(),
+            positions=batch.positions.data_ptr(),
+            sampled=sampled,
+            sample_rows=batch.sample_rows.data_ptr(),
+            logits=self._logits.data_ptr() if want_logits else None,
+            best=self._best.data_ptr(),
+        )
+        self._library.checked("decoder_step", self._handle, ctypes.byref(step))
+        return StepOutput(self._logits[: sampled if want_logits else 0], self._best[:sampled])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights, the embedding table not counted."""
+        return int(self._library.call("decoder_weight_bytes", self._handle))
+
+    @property
+    def kv_bytes(self) -> int:
+        return int(self._library.call("decoder_kv_bytes", self._handle))
+
+    def take_times(self, *, enabled: bool) -> dict[str, float]:
+        """Seconds of each stage since the last call, and whether to measure from now on."""
+        seconds = (ctypes.c_double * len(STAGES))()
+        self._library.call("decoder_times", self._handle, enabled, seconds)
+        return dict(zip(STAGES, seconds, strict=True))
+
+    def close(self) -> None:
+        """Frees weights and KV; no step may follow."""
+        self._end()
+
+
+def build_cpu_model(
+    weights: Mapping[str, torch.Tensor],
+    config: Any,
+    pool: PoolSize,
+    dtype: torch.dtype,
+    max_positions: int,
+    team: ThreadTeam,
+) -> CpuModel | Unsupported:
+    """The fused model of a transformers configuration, or why there is none."""
+    shape = decoder_shape(config)
+    if isinstance(shape, Unsupported):
+        return shape
+    return CpuModel(weights, shape, rotary_tables(config, max_positions), pool, dtype, team)
+
+
+def kv_bytes_per_block(shape: DecoderShape, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers in this layout."""
+    return 2 * shape.layers * shape.kv_heads * padded_head(shape.head_size) * block_size * dtype.itemsize
+
+
+def batch_struct(
+    slot_mapping: torch.Tensor, block_tables: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
+) -> BatchStruct:
+    """A view of the four tensors, which must stay alive while it is used."""
+    return BatchStruct(
+        tokens=slot_mapping.numel(),
+        chunks=seq_lens.numel(),
+        table_width=block_tables.shape[1],
+        slot_mapping=slot_mapping.data_ptr(),
+        block_tables=block_tables.data_ptr(),
+        query_start=query_start.data_ptr(),
+        seq_lens=seq_lens.data_ptr(),
+    )
+
+
+def _check(batch: StepBatch) -> None:
+    """The kernels read plain memory: a wrong dtype or a stride would be garbage, not an error."""
+    for field in fields(batch):
+        tensor = getattr(batch, field.name)
+        wanted = torch.int64 if field.name in _INT64_FIELDS else torch.int32
+        if tensor.dtype is not wanted or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise ValueError(f"{field.name} must be a contiguous {wanted} CPU tensor")
+
+
+def _config_struct(shape: DecoderShape, pool: PoolSize, positions: int) -> DecoderConfigStruct:
+    return DecoderConfigStruct(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        intermediate=shape.intermediate,
+        vocabulary=shape.vocabulary,
+        positions=positions,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        epsilon=shape.epsilon,
+        scale=shape.head_size**-0.5,
+    )

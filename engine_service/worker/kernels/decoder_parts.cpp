@@ -1,0 +1,95 @@
+// Taking in a model's parameters (see decoder.hpp).
+// Must not know: how a step runs.
+#include "decoder.hpp"
+
+namespace tokenwire {
+namespace {
+
+int round_up(int value, int to) { return (value + to - 1) / to * to; }
+
+AttentionShape shape_of(const DecoderConfig& config) {
+    return {config.query_heads, config.kv_heads, config.head_size, config.scale, 0};
+}
+
+}  // namespace
+
+template <class Weight>
+Decoder<Weight>::Decoder(const DecoderConfig& config, ThreadPool& pool)
+    : config_(config),
+      pool_(pool),
+      head_(padded_head(config.head_size)),
+      row_(round_up(config.hidden, kTileColumns)),
+      gated_(round_up(config.intermediate, kLanes)),
+      qkv_((config.query_heads + 2 * config.kv_heads) * head_),
+      layers_(static_cast<size_t>(config.layers)),
+      attention_(shape_of(config), config.block_size, pool) {
+    const int64_t groups = static_cast<int64_t>(config.num_blocks) * (config.block_size / kGroupSlots);
+    for (Layer<Weight>& layer : layers_) {
+        layer.kv = std::make_unique<LayerPool<Weight>>(groups, config.kv_heads, config.head_size);
+    }
+}
+
+template <class Weight>
+bool Decoder<Weight>::set_matrix(PackedWeight<Weight>& target, const void* data, int64_t rows, int64_t columns,
+                                 int64_t want_rows, int64_t want_columns) {
+    if (rows != want_rows || columns != want_columns) return false;
+    target = PackedWeight<Weight>(static_cast<const Weight*>(data), static_cast<int>(rows), static_cast<int>(columns), pool_);
+    return true;
+}
+
+// Vectors are padded with zeros so that kernels may read whole registers.
+template <class Weight>
+bool Decoder<Weight>::set_vector(Buffer<float>& target, const void* data, int64_t count, int64_t want) {
+    if (count != want) return false;
+    target.resize(static_cast<size_t>(round_up(static_cast<int>(count), kTileColumns)));
+    std::memcpy(target.data(), data, static_cast<size_t>(count) * sizeof(float));
+    return true;
+}
+
+template <class Weight>
+bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns) {
+    const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
+    const int64_t count = rows * columns, table = static_cast<int64_t>(config_.positions) * (config_.head_size / 2);
+    Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
+    switch (part) {
+        case Part::kEmbedding:
+            embedding_ = static_cast<const Weight*>(data);
+            return rows == config_.vocabulary && columns == hidden;
+        case Part::kCosine: cosine_ = static_cast<const float*>(data); return count == table;
+        case Part::kSine: sine_ = static_cast<const float*>(data); return count == table;
+        case Part::kFinalNorm: return set_vector(final_norm_, data, count, hidden);
+        case Part::kHead: return set_matrix(lm_head_, data, rows, columns, config_.vocabulary, hidden);
+        case Part::kInputNorm: return set_vector(at.input_norm, data, count, hidden);
+        case Part::kQkv: return set_matrix(at.qkv, data, rows, columns, qkv_, hidden);
+        case Part::kQkvBias: return set_vector(at.qkv_bias, data, count, qkv_);
+        case Part::kQueryNorm: return set_vector(at.query_norm, data, count, config_.head_size);
+        case Part::kKeyNorm: return set_vector(at.key_norm, data, count, config_.head_size);
+        case Part::kOutput: return set_matrix(at.output, data, rows, columns, hidden, heads);
+        case Part::kOutputBias: return set_vector(at.output_bias, data, count, hidden);
+        case Part::kPostNorm: return set_vector(at.post_norm, data, count, hidden);
+        case Part::kGateUp: return set_matrix(at.gate_up, data, rows, columns, 2 * static_cast<int64_t>(gated_), hidden);
+        case Part::kDown: return set_matrix(at.down, data, rows, columns, hidden, config_.intermediate);
+    }
+    return false;
+}
+
+template <class Weight>
+size_t Decoder<Weight>::weight_bytes() const {
+    size_t bytes = lm_head_.bytes();
+    for (const Layer<Weight>& layer : layers_) {
+        bytes += layer.qkv.bytes() + layer.output.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    }
+    return bytes;
+}
+
+template <class Weight>
+size_t Decoder<Weight>::kv_bytes() const {
+    size_t bytes = 0;
+    for (const Layer<Weight>& layer : layers_) bytes += layer.kv->bytes();
+    return bytes;
+}
+
+template class Decoder<float>;
+template class Decoder<bf16>;
+
+}  // namespace tokenwire
