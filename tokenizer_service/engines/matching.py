@@ -29,7 +29,7 @@ class ModelCheck:
             return f"the engine's max_model_len is {model.max_model_len}"
         if self.allow_mismatch:
             return None
-        if model.tokenizer_fingerprint != self.ours.fingerprint:
+        if not model.tokenizer_fingerprint or model.tokenizer_fingerprint != self.ours.fingerprint:
             theirs = model.tokenizer_fingerprint or "none"
             return f"tokenizer fingerprint {self.ours.fingerprint or 'none'} is ours, {theirs} the engine's"
         if model.vocab_size < self.ours.vocab_size:

@@ -1,0 +1,177 @@
+"""Router and connection bookkeeping without sockets; converting between the wire and plain data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
+from tokenizer_service.engines.convert import engine_finish, submit_message
+from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
+from tokenizer_service.engines.messages import (
+    EngineFinish,
+    FinishReason,
+    ModelInfo,
+    SamplingOptions,
+    TokenSubmission,
+    Usage,
+)
+from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.engines.router import Router
+from tokenwire.common.v1 import outcome_pb2
+from tokenwire.engine.v1 import engine_pb2
+
+MODEL = ModelInfo("m", 100, 50, frozenset({2}), "abc", "e1")
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.news: list[tuple[list[int], EngineFinish | None]] = []
+        self.lost: list[Refusal] = []
+
+    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
+        self.news.append((list(token_ids), finish))
+
+    def on_lost(self, refusal: Refusal) -> None:
+        self.lost.append(refusal)
+
+
+def connection(model: ModelInfo | None = MODEL, **limits: Any) -> EngineConnection:
+    check = ModelCheck(TokenizerIdentity("abc", 100), allow_mismatch=False)
+    made = EngineConnection("x:1", "test", check, ConnectionLimits(**limits), lambda: 0.5, lambda: None)
+    made.model = model
+    return made
+
+
+def submission(prompt: int, max_tokens: int | None = None) -> TokenSubmission:
+    return TokenSubmission("r", [1] * prompt, SamplingOptions(max_tokens=max_tokens))
+
+
+def step(*outputs: engine_pb2.RequestOutput) -> engine_pb2.StepOutputs:
+    return engine_pb2.StepOutputs(outputs=outputs)
+
+
+async def test_outstanding_work_follows_the_tokens_and_ends_at_zero() -> None:
+    made, sink = connection(), Sink()
+    made.submit(submission(10, 5), sink)
+    assert made.outstanding_tokens == 15
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5])))
+    assert made.outstanding_tokens == 3
+    finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_STOP)
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[6], finish=finish)))
+    assert made.outstanding_tokens == 0
+    assert made.num_live == 0
+    assert [ids for ids, _ in sink.news] == [[4, 5], [6]]
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[7])))  # late: nobody hears it
+    assert len(sink.news) == 2
+
+
+@pytest.mark.parametrize(("max_tokens", "work"), [(None, 50), (5, 15), (1000, 50)])
+async def test_work_is_clamped_to_the_context(max_tokens: int | None, work: int) -> None:
+    made = connection()
+    made.submit(submission(10, max_tokens), Sink())
+    assert made.outstanding_tokens == work
+
+
+async def test_a_submit_that_was_not_sent_is_withdrawn_without_a_word_to_the_engine() -> None:
+    made, sink = connection(), Sink()
+    stream = made.submit(submission(10), sink)
+    assert not isinstance(stream, Refusal)
+    stream.close()
+    assert (len(made._submits), len(made._cancels), made.outstanding_tokens, made.num_live) == (0, 0, 0, 0)
+    assert [refusal.code for refusal in sink.lost] == [RefusalCode.CANCELLED]
+
+
+async def test_the_queue_of_unsent_submits_is_bounded() -> None:
+    made = connection(max_queued_submits=2)
+    results = [made.submit(submission(1), Sink()) for _ in range(3)]
+    assert [isinstance(result, Refusal) for result in results] == [False, False, True]
+    assert made.num_live == 2
+
+
+async def test_a_lost_connection_ends_everything_once() -> None:
+    made, sinks = connection(), [Sink(), Sink()]
+    for sink in sinks:
+        made.submit(submission(3), sink)
+    assert made._disconnect()
+    assert not made._disconnect()
+    assert [[refusal.code for refusal in sink.lost] for sink in sinks] == [[RefusalCode.UNAVAILABLE]] * 2
+    assert (made.outstanding_tokens, made.num_live, made.is_connected) == (0, 0, False)
+    refused = made.submit(submission(3), Sink())
+    assert isinstance(refused, Refusal)
+    assert refused.code is RefusalCode.UNAVAILABLE
+
+
+async def test_the_router_spares_the_loaded_and_skips_the_lost() -> None:
+    """B115."""
+    first, second, lost = connection(), connection(), connection(None)
+    router = Router((first, second, lost))
+    assert (router.num_connected, router.model()) == (2, MODEL)
+    first.submit(submission(10, 10), Sink())
+    for _ in range(3):
+        router.submit(submission(1, 1), Sink())
+    assert (first.num_live, second.num_live, lost.num_live) == (1, 3, 0)
+    idle = Router((connection(), connection()))
+    for _ in range(10):
+        stream = idle.submit(submission(1, 1), Sink())
+        assert not isinstance(stream, Refusal)
+        stream.close()
+    assert {c._next_handle for c in idle.connections} == {6}
+    nobody = Router((lost,)).submit(submission(1), Sink())
+    assert isinstance(nobody, Refusal)
+    assert nobody.code is RefusalCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 0.1), (1, 0.2), (3, 0.8), (5, 2.0), (1000, 2.0)])
+async def test_the_backoff_is_bounded(failures: int, seconds: float) -> None:
+    assert connection()._backoff(failures) == pytest.approx(seconds * 0.75)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "vocab", "allowed", "fits"),
+    [
+        ("abc", 100, False, True),
+        ("abc", 128, False, True),
+        ("abc", 99, False, False),
+        ("abd", 100, False, False),
+        ("", 100, False, False),
+        ("", 1, True, True),
+    ],
+)
+def test_model_check(fingerprint: str, vocab: int, allowed: bool, fits: bool) -> None:
+    """B144."""
+    check = ModelCheck(TokenizerIdentity("abc", 100), allow_mismatch=allowed)
+    complaint = check.complaint(ModelInfo("m", vocab, 50, frozenset(), fingerprint, "e"))
+    assert (complaint is None) == fits
+
+
+def test_an_engine_without_files_does_not_match_a_tokenizer_without_files() -> None:
+    check = ModelCheck(TokenizerIdentity("", 100), allow_mismatch=False)
+    assert check.complaint(ModelInfo("m", 100, 50, frozenset(), "", "e")) is not None
+
+
+@pytest.mark.parametrize(("deadline", "seconds"), [(7.5, 2.5), (5.0, 0.0), (1.0, 0.0)])
+def test_a_deadline_becomes_a_timeout_that_is_never_negative(deadline: float, seconds: float) -> None:
+    given = TokenSubmission("r", [1], SamplingOptions(), deadline=deadline)
+    timeout = submit_message(1, given, now=5.0).submit.request.timeout
+    assert timeout.ToNanoseconds() == seconds * 1e9
+
+
+@pytest.mark.parametrize(
+    ("field", "ours"),
+    [
+        ("request.sampling.top_k", "options.sampling.top_k"),
+        ("request.prompt_token_ids", "prompt"),
+        ("request.prompt_token_ids[3]", "prompt[3]"),
+        ("request.cache_salt", "options.cache_salt"),
+        ("request.request_id", "request_id"),
+    ],
+)
+def test_the_engines_field_names_become_the_clients(field: str, ours: str) -> None:
+    error = outcome_pb2.RequestError(grpc_code=3, message="m")
+    error.field_violations.add(field=field, description="d")
+    usage = outcome_pb2.Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3)
+    finish = engine_finish(engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_ERROR, error=error, usage=usage))
+    assert finish.refusal is not None
+    assert [item.field for item in finish.refusal.violations] == [ours]
+    assert (finish.reason, finish.usage) == (FinishReason.ERROR, Usage(1, 2, 3))

@@ -1,0 +1,258 @@
+"""TextSession without sockets: the engine's news in, events out."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenizer_service.engines.messages import EngineFinish, FinishReason, TokenSink, TokenStream, Usage
+from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.sessions.assembler import TextAssembler
+from tokenizer_service.sessions.events import Completed, Failed, TextDelta
+from tokenizer_service.sessions.session import ReadLimits, SessionFacts, TextSession
+from tokenizer_service.text.stop_strings import StopStrings
+
+
+class Letters:
+    """A detokenizer whose token n is the n-th letter; token 100 is the first half of "é", 101 the second."""
+
+    def __init__(self) -> None:
+        self._half = False
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._one(token_id) for token_id in token_ids)
+
+    def _one(self, token_id: int) -> str:
+        if token_id == 666:
+            raise RuntimeError("broken")
+        if token_id == 100:
+            self._half = True
+            return ""
+        if token_id == 101:
+            self._half = False
+            return "é"
+        return chr(ord("a") + token_id)
+
+    def finish(self) -> str:
+        return "\ufffd" if self._half else ""
+
+
+@dataclass(slots=True)
+class Engine:
+    """Records what the session asks of its stream."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@dataclass(slots=True)
+class Watcher:
+    tokens: int = 0
+    stops: int = 0
+
+    def on_tokens(self, num_tokens: int) -> None:
+        self.tokens += num_tokens
+
+    def on_stop_string(self) -> None:
+        self.stops += 1
+
+
+FACTS = SessionFacts(
+    request_id="r", prompt_tokens=3, seed=9, deadline=None, include_stop=False, hidden_stop_reasons=frozenset({2})
+)
+LIMITS = ReadLimits(max_unread_tokens=10, max_unread_chars=1000, last_word_timeout_s=0.05)
+
+
+def started(
+    *stops: str, facts: SessionFacts = FACTS, limits: ReadLimits = LIMITS
+) -> tuple[TextSession, Engine, Watcher]:
+    engine, watcher = Engine(), Watcher()
+    assembler = TextAssembler(Letters(), StopStrings(stops, include=facts.include_stop) if stops else None)
+    session = TextSession(facts, assembler, limits, watcher)
+
+    def submit(_sink: TokenSink) -> TokenStream | Refusal:
+        return engine
+
+    assert session.start(submit) is None
+    return session, engine, watcher
+
+
+def finished(
+    reason: FinishReason = FinishReason.LENGTH, count: int = 0, stop: int | None = None, cached: int = 0
+) -> EngineFinish:
+    return EngineFinish(reason, Usage(3, count, cached), stop)
+
+
+async def events(session: TextSession) -> tuple[str, list[int], Completed | Failed]:
+    text, token_ids = "", list[int]()
+    while True:
+        event = await asyncio.wait_for(session.next_event(), 5)
+        if not isinstance(event, TextDelta):
+            session.close()
+            return text, token_ids, event
+        assert event.text or event.token_ids
+        text += event.text
+        token_ids += event.token_ids
+
+
+async def test_deltas_merge_while_nobody_reads() -> None:
+    session, engine, watcher = started()
+    session.on_news([0], None)
+    session.on_news([1, 2], None)
+    assert await session.next_event() == TextDelta("abc", (0, 1, 2))
+    session.on_news([3], finished(count=4))
+    assert await events(session) == (
+        "d",
+        [3],
+        Completed(FinishReason.LENGTH, Usage(3, 4, 0), None, None, 9),
+    )
+    assert engine.calls == ["close", "close"]
+    assert watcher.tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("stop_id", "include", "text", "reported"),
+    [(5, False, "ab", 5), (5, True, "abf", 5), (2, False, "ab", None), (2, True, "abc", None)],
+)
+async def test_stop_tokens(stop_id: int, include: bool, text: str, reported: int | None) -> None:
+    """B024; a plain end of sequence (id 2 here) is no stop reason."""
+    session, _, _ = started(facts=replace(FACTS, include_stop=include))
+    session.on_news([0, 1, stop_id], finished(FinishReason.STOP, 3, stop_id))
+    got, ids, end = await events(session)
+    assert (got, ids) == (text, [0, 1, stop_id])
+    assert isinstance(end, Completed)
+    assert end.stop_token_id == reported
+
+
+async def test_a_stop_string_cancels_before_anyone_reads() -> None:
+    session, engine, watcher = started("cd")
+    session.on_news([0, 1, 2, 3, 4], None)
+    assert engine.calls == ["cancel"]
+    session.on_news([5], finished(FinishReason.ABORT, 6, cached=2))
+    text, ids, end = await events(session)
+    assert (text, ids) == ("ab", [0, 1, 2, 3])
+    assert end == Completed(FinishReason.STOP, Usage(3, 4, 2), "cd", None, 9)
+    assert watcher.stops == 1
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["engine lost", "engine silent"])
+async def test_a_stop_string_stands_whatever_the_engine_does_then(lost: bool) -> None:
+    session, _, _ = started("b")
+    session.on_news([0, 1], None)
+    if lost:
+        session.on_lost(Refusal(RefusalCode.UNAVAILABLE, "lost"))
+    text, _, end = await events(session)
+    assert (text, end) == ("a", Completed(FinishReason.STOP, Usage(3, 2, 0), "b", None, 9))
+
+
+async def test_a_stop_string_in_the_flushed_rest_counts() -> None:
+    session, engine, _ = started("\ufffd")
+    session.on_news([0, 100], finished(count=2, cached=1))
+    text, ids, end = await events(session)
+    assert (text, ids) == ("a", [0, 100])
+    assert end == Completed(FinishReason.STOP, Usage(3, 2, 1), "\ufffd", None, 9)
+    assert "cancel" not in engine.calls
+
+
+async def test_held_back_text_is_flushed_at_the_end() -> None:
+    session, _, _ = started("bcd")
+    session.on_news([0, 1, 2], None)
+    assert await session.next_event() == TextDelta("a", (0, 1, 2))
+    session.on_news([], finished(count=3))
+    assert (await events(session))[0] == "bc"
+
+
+@pytest.mark.parametrize("how", ["tokens", "characters"])
+async def test_an_unread_backlog_is_bounded_and_dropped(how: str) -> None:
+    limits = replace(LIMITS, max_unread_chars=5) if how == "characters" else LIMITS
+    limit = 5 if how == "characters" else 10
+    session, engine, _ = started(limits=limits)
+    session.on_news([0] * limit, None)
+    assert engine.calls == []
+    session.on_news([0], None)
+    assert engine.calls == ["close"]
+    text, ids, end = await events(session)
+    assert (text, ids) == ("", [])
+    assert isinstance(end, Failed)
+    assert end.refusal.code is RefusalCode.RESOURCE_EXHAUSTED
+    assert f"{limit + 1} tokens" in end.refusal.message
+
+
+async def test_a_failing_detokenizer_ends_its_own_request() -> None:
+    """B140."""
+    session, engine, _ = started()
+    session.on_news([0], None)
+    session.on_news([666], None)
+    text, _, end = await events(session)
+    assert text == "a"
+    assert isinstance(end, Failed)
+    assert end.refusal.code is RefusalCode.INTERNAL
+    assert "broken" not in end.refusal.message
+    assert engine.calls[0] == "close"
+
+
+async def test_the_deadline_cancels_in_the_engine_although_nobody_reads() -> None:
+    loop = asyncio.get_running_loop()
+    session, engine, _ = started(facts=replace(FACTS, deadline=loop.time() + 0.02))
+    session.on_news([0], None)
+    text, _, end = await events(session)
+    assert text == "a"
+    assert isinstance(end, Failed)
+    assert end.refusal.code is RefusalCode.DEADLINE_EXCEEDED
+    assert engine.calls[0] == "close"
+
+
+async def test_nothing_comes_after_the_end() -> None:
+    session, engine, watcher = started()
+    session.close()
+    session.on_news([0], finished(count=1))
+    session.on_lost(Refusal(RefusalCode.UNAVAILABLE, "lost"))
+    text, _, end = await events(session)
+    assert text == ""
+    assert isinstance(end, Failed)
+    assert end.refusal.code is RefusalCode.CANCELLED
+    assert engine.calls[0] == "close"
+    assert watcher.tokens == 0
+
+
+@given(
+    tokens=st.lists(st.integers(0, 4), max_size=30),
+    cuts=st.lists(st.booleans(), min_size=30, max_size=30),
+    stops=st.lists(st.text("abcde", min_size=1, max_size=4), max_size=3),
+    include=st.booleans(),
+)
+def test_the_result_depends_on_no_split_into_messages(
+    tokens: list[int], cuts: list[bool], stops: list[str], include: bool
+) -> None:
+    """Against a plain reference on the whole text: the match that ends first wins, the longest of those."""
+
+    async def run() -> tuple[str, list[int], Completed | Failed]:
+        session, _, _ = started(*stops, facts=replace(FACTS, include_stop=include), limits=ReadLimits())
+        part: list[int] = []
+        for token_id, cut in zip(tokens, cuts, strict=False):
+            part.append(token_id)
+            if cut:
+                session.on_news(part, None)
+                part = []
+        session.on_news(part, finished(count=len(tokens)))
+        return await events(session)
+
+    full = "".join(chr(ord("a") + token_id) for token_id in tokens)
+    ends = [(full.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in full]
+    text, ids, end = asyncio.run(run())
+    assert isinstance(end, Completed)
+    if not ends:
+        assert (text, ids, end.reason) == (full, tokens, FinishReason.LENGTH)
+        return
+    place, _, stop = min(ends)
+    shown = full[:place] if include else full[: place - len(stop)]
+    assert (text, ids, end.stop_string) == (shown, tokens[:place], stop)
+    assert end.usage.completion_tokens == place
