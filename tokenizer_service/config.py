@@ -43,9 +43,7 @@ class TokenizerSettings(ServiceSettings):
     max_queued_encodes: int = Field(
         1024, ge=0, le=1_000_000, description="texts that may wait for such a thread; more are refused"
     )
-    max_requests: int = Field(
-        4096, ge=1, le=1_000_000, description="requests served at once; more are refused"
-    )
+    max_requests: int = Field(4096, ge=1, le=1_000_000, description="requests served at once; more are refused")
     max_request_bytes: int = Field(
         DEFAULT_MAX_REQUEST_BYTES, ge=1024, le=MAX_MESSAGE_BYTES, description="largest request message, bytes"
     )

@@ -83,9 +83,7 @@ def _unless_unset(
     return bool(getattr(message, field)) if message.HasField(field) else default  # type: ignore[arg-type]
 
 
-def _conversation(
-    messages: Sequence[tokenizer_pb2.ChatMessage], add_generation_prompt: bool
-) -> ConversationPrompt:
+def _conversation(messages: Sequence[tokenizer_pb2.ChatMessage], add_generation_prompt: bool) -> ConversationPrompt:
     """Of a hostile number of messages only those are copied that may be served."""
     kept = tuple(Message(message.role, message.content) for message in messages[:MAX_MESSAGES])
     return ConversationPrompt(kept, len(messages), add_generation_prompt)

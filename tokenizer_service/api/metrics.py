@@ -35,9 +35,7 @@ class TokenizerMetrics:
             "Between two arrivals of tokens, per token of the later.",
             _SHORT_S,
         )
-        self.request_seconds = self._histogram(
-            "request_seconds", "From a generation's arrival to its end.", _LATENCY_S
-        )
+        self.request_seconds = self._histogram("request_seconds", "From a generation's arrival to its end.", _LATENCY_S)
         self.encode_seconds = self._histogram(
             "encode_seconds",
             "Template and encoding of a prompt, waiting for a thread included.",

@@ -101,9 +101,7 @@ def _refusal(error: outcome_pb2.RequestError) -> Refusal:
         code = RefusalCode(error.grpc_code)
     except ValueError:
         code = RefusalCode.INTERNAL
-    violations = tuple(
-        Violation(_client_field(item.field), item.description) for item in error.field_violations
-    )
+    violations = tuple(Violation(_client_field(item.field), item.description) for item in error.field_violations)
     delay = error.retry_delay.ToNanoseconds() / 1e9 if error.HasField("retry_delay") else None
     return Refusal(code, error.message, violations, delay)
 

@@ -28,8 +28,7 @@ class EncodePool:
         self._next_job = 0
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"encode-{number}", daemon=True)
-            for number in range(num_threads)
+            threading.Thread(target=self._work, name=f"encode-{number}", daemon=True) for number in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()

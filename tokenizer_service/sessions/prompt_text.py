@@ -26,9 +26,7 @@ class PromptRefused(Exception):
 class PromptEncoder:
     """`chat` is None for a model without a chat template. Used by many threads."""
 
-    def __init__(
-        self, tokenizer: TextTokenizer, chat: ChatPrompts | None, *, longest_token_bytes: int
-    ) -> None:
+    def __init__(self, tokenizer: TextTokenizer, chat: ChatPrompts | None, *, longest_token_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
         self._longest_token_bytes = longest_token_bytes

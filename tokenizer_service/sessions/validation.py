@@ -117,9 +117,7 @@ def conversation_violations(field: str, prompt: ConversationPrompt) -> Iterator[
 def _unknown_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[Violation]:
     for place, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
-            yield Violation(
-                f"{field}[{place}]", f"token id {token_id} is outside the vocabulary 0..{vocab_size - 1}"
-            )
+            yield Violation(f"{field}[{place}]", f"token id {token_id} is outside the vocabulary 0..{vocab_size - 1}")
 
 
 def _option_violations(options: GenerationOptions, rules: RequestRules) -> Iterator[Violation]:
