@@ -27,6 +27,7 @@ _GROUP = 256  # weights are summed in groups, and only the winning group is cumu
 _BELOW_ONE = 1.0 - 2.0**-50
 _SHORT_LISTS = ((40, 64), (200, 256), (900, 1024))  # (largest top_k, candidates for it)
 _NUCLEUS_CANDIDATES = 256
+_MORE = 16  # so many times more candidates for rows whose list was too short; a full sort comes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,13 @@ class Sampler:
         mass = self._row_mass(logits, largest, settings, rows.top_k[index])
         candidates = self._num_candidates(rows.top_k[index])
         drawn, enough = _draw_from_top(logits, largest, settings, mass, candidates)
-        if candidates < self._vocab_size and not bool(enough.all()):
+        while candidates < self._vocab_size and not bool(enough.all()):
+            candidates = min(candidates * _MORE, self._vocab_size)
             short = (~enough).nonzero().squeeze(1)
             rest = _Settings(*(getattr(settings, name)[short] for name in _Settings.__slots__))
-            again, _ = _draw_from_top(logits[short], largest[short], rest, mass[short], self._vocab_size)
+            again, now_enough = _draw_from_top(logits[short], largest[short], rest, mass[short], candidates)
             drawn = drawn.index_copy(0, short, again)
+            enough = enough.index_copy(0, short, now_enough)
         return drawn
 
     def _settings(self, rows: SamplingRows, index: npt.NDArray[np.int64]) -> _Settings:

@@ -43,17 +43,17 @@ PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.just(1),
     seed=st.integers(-(2**63), 2**63 - 1),
-    temperature=st.sampled_from([0.0, 1e-45, 0.1, 0.7, 1.0, 2.5, 1e6]),
+    temperature=st.sampled_from([0.0, 1e-45, 0.1, 0.7, 1.0, 2.5, 50.0]),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 41, 200, 250, 300, 899, 901, 999, 1000, 2**31, 2**63 - 1]),
     top_p=st.sampled_from([1.0, 1.0, 0.999, 0.9, 0.5, 1e-9]),
-    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    params=st.lists(PARAMS, min_size=1, max_size=40),
-    vocab=st.sampled_from([3, 255, 256, 257, 1000]),
+    params=st.lists(PARAMS, min_size=1, max_size=36),
+    vocab=st.sampled_from([3, 255, 256, 257, 1000, 5000]),
     spread=st.sampled_from([0.0, 0.05, 1.0, 8.0]),
     seed=st.integers(0, 2**31),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
