@@ -11,7 +11,6 @@ from engine_service.core.outcome import Finish, FinishReason, Refusal, RequestNe
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
-from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit
 from engine_service.loop.request_timings import RequestTimings
 from engine_service.loop.worker_protocol import Worker
@@ -53,20 +52,22 @@ class EngineLoop:
         self._overlap = overlap
         self._timings = RequestTimings()
         self._refused: list[RequestNews] = []
-        self._last_stats: EngineStats | None = None
         self._is_stopping = False
 
     def run(self) -> None:
-        """Until Shutdown. Raises FrontGone, and whatever the worker raised: both end the engine."""
+        """Until Shutdown, which closes the worker. Raises FrontGone and what the worker raised: both are the end."""
         in_flight: Plan | None = None
         is_idle = False
         last_settled = self._clock()
         while True:
             self._take_commands(wait=is_idle)
             if self._is_stopping:
+                self._worker.close()
                 return
             started = self._clock()
             plan = self._submit_next(started)
+            # Refusals, aborts and passed deadlines need not wait for the step.
+            self._publish(())
             settle, in_flight = (in_flight, plan) if self._overlap else (plan, None)
             steps: tuple[StepTiming, ...] = ()
             if settle is not None:
@@ -122,13 +123,12 @@ class EngineLoop:
         return plan
 
     def _publish(self, steps: tuple[StepTiming, ...]) -> None:
+        """One message with everything new; none when there is neither news nor a settled step."""
         news = (*self._refused, *self._scheduler.take_news())
         self._refused.clear()
-        stats = self._scheduler.stats()
-        if news or steps or stats != self._last_stats:
-            self._last_stats = stats
+        if news or steps:
             finished = self._timings.settle(news, self._clock())
-            self._mailbox.publish(StepReport(news, stats, steps, finished))
+            self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished))
 
 
 def _refused(command: Submit, refusal: Refusal) -> RequestNews:

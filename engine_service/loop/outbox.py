@@ -45,8 +45,7 @@ class Outbox:
         if self._stats is None:
             return None
         news = tuple(
-            RequestNews(request_id, tuple(unread.token_ids), unread.finish)
-            for request_id, unread in self._news.items()
+            RequestNews(request_id, tuple(unread.token_ids), unread.finish) for request_id, unread in self._news.items()
         )
         report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished))
         self._news, self._stats, self._steps, self._finished = {}, None, [], []
