@@ -53,9 +53,7 @@ def reference(folder: Path) -> Any:
 @pytest.fixture(scope="module", params=[1, 16], ids=["block1", "block16"])
 def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
     blocks = 4096 // request.param
-    built = build_worker(
-        WorkerConfig(model_folder=folder, num_blocks=blocks, block_size=request.param, threads=1)
-    )
+    built = build_worker(WorkerConfig(model_folder=folder, num_blocks=blocks, block_size=request.param, threads=1))
     yield built
     built.close()
 
@@ -194,9 +192,7 @@ def _prefill_sampling_everywhere(worker: Worker, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, 512, 513, 9_999_999, 2**31, 2**63 - 1])
-def test_top_k_of_the_whole_vocabulary_is_off(
-    worker: Worker, top_k: int, sampled_answers: list[list[int]]
-) -> None:
+def test_top_k_of_the_whole_vocabulary_is_off(worker: Worker, top_k: int, sampled_answers: list[list[int]]) -> None:
     """B084, B085: mixed with a greedy neighbour."""
     params = SamplingParams(max_tokens=COUNT, seed=7, top_k=top_k)
     jobs = [Job(list(PROMPTS[0]), params), Job(list(PROMPTS[4]), GREEDY)]
@@ -215,9 +211,7 @@ def test_top_k_of_the_whole_vocabulary_is_off(
     ],
     ids=str,
 )
-def test_what_must_equal_greedy(
-    worker: Worker, changes: dict[str, Any], greedy_answers: list[list[int]]
-) -> None:
+def test_what_must_equal_greedy(worker: Worker, changes: dict[str, Any], greedy_answers: list[list[int]]) -> None:
     """B084; a temperature near zero overflows nothing."""
     params = SamplingParams(**{"max_tokens": COUNT, "seed": 3, "temperature": 1.0, **changes})
     assert PlanDriver(worker).run(jobs_of([params] * len(PROMPTS))) == greedy_answers
@@ -228,9 +222,7 @@ def test_stop_tokens_are_not_sampled_before_min_tokens(
 ) -> None:
     """B083: greedy with banned ids beside sampled rows; the ban is lifted after min_tokens."""
     stops = frozenset(greedy_answers[6][:8])
-    params = SamplingParams(
-        max_tokens=COUNT, seed=0, temperature=0.0, min_tokens=10, stop_token_ids=stops | {10**9}
-    )
+    params = SamplingParams(max_tokens=COUNT, seed=0, temperature=0.0, min_tokens=10, stop_token_ids=stops | {10**9})
     expected = _greedy_with_ban(reference, PROMPTS[6], COUNT, stops | {0}, until=10)
     jobs = [Job(list(PROMPTS[0]), SAMPLED[0]), Job(list(PROMPTS[6]), params)]
     assert PlanDriver(worker).run(jobs)[1] == expected
@@ -238,9 +230,7 @@ def test_stop_tokens_are_not_sampled_before_min_tokens(
     assert expected != greedy_answers[6]
 
 
-def _greedy_with_ban(
-    model: Any, prompt: list[int], count: int, banned: frozenset[int], until: int
-) -> list[int]:
+def _greedy_with_ban(model: Any, prompt: list[int], count: int, banned: frozenset[int], until: int) -> list[int]:
     tokens = list(prompt)
     for place in range(count):
         with torch.no_grad():
