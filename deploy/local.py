@@ -78,7 +78,7 @@ def wait_until_ready(services: list[Service], target: str, deadline: float) -> N
     with Client(target) as client:
         while time.monotonic() < deadline:
             with contextlib.suppress(TokenwireError):
-                if client.health(timeout=1.0).is_serving:
+                if client.health(timeout=1.0).serving:
                     return
             for service in services:
                 service.assert_alive()

@@ -91,7 +91,7 @@ def _check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> Refusal | No
     position, token = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
     return _invalid(
         "prompt_token_ids",
-        f"token id {token:,} at position {position:,} is outside the vocabulary 0..{vocab_size - 1:,}",
+        f"token id {token} at position {position:,} is outside the vocabulary 0..{vocab_size - 1}",
     )
 
 
@@ -101,7 +101,7 @@ def _check_stops(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
         return None
     return _invalid(
         "sampling.stop_token_ids",
-        f"stop token id {min(outside):,} is outside the vocabulary 0..{vocab_size - 1:,}",
+        f"stop token id {min(outside)} is outside the vocabulary 0..{vocab_size - 1}",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.stack import Stack, running_stack, until
 from tests.integration.probes import FOREVER, assert_alive, forever, forever_ids
@@ -28,7 +29,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
-@pytest.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(succ_stack: Stack) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(succ_stack.target) as client:
         yield client

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.stack import Stack
 from tests.integration.probes import FOREVER, assert_alive, forever, forever_ids
@@ -42,14 +43,14 @@ def stops(*values: str) -> pb.GenerateRequest:
 
 # (what is sent, what it is refused with, the field it names, words of the message)
 TABLE: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str, tuple[str, ...]]] = [
-    ("prompt of 8,193 tokens", ids(*[5] * 8193), INVALID, "prompt", ("8,193", "8,192")),
-    ("prompt of 8,192 tokens", ids(*[5] * 8192), INVALID, "prompt", ("8,192",)),
-    ("id out of the vocabulary", ids(5, 49_152), INVALID, "prompt", ("49,152",)),
-    ("id out of int32", ids(2**32 - 1), INVALID, "prompt", ("4,294,967,295",)),
+    ("prompt of 8,193 tokens", ids(*[5] * 8193), INVALID, "token_ids", ("8,193", "8,192")),
+    ("prompt of 8,192 tokens", ids(*[5] * 8192), INVALID, "token_ids", ("8,192",)),
+    ("id out of the vocabulary", ids(5, 49_152), INVALID, "token_ids.ids[1]", ("49152", "49151")),
+    ("id out of int32", ids(2**32 - 1), INVALID, "token_ids.ids[0]", ("4294967295",)),
     ("5 MiB prompt", generate("a" * (5 << 20)), EXHAUSTED, "", ()),
-    ("text that can never fit", generate("word " * 200_000), INVALID, "prompt", ()),
-    ("empty text", generate(""), INVALID, "prompt", ()),
-    ("empty ids", ids(), INVALID, "prompt", ()),
+    ("text that can never fit", generate("word " * 200_000), INVALID, "text", ("8,192",)),
+    ("empty text", generate(""), INVALID, "text", ()),
+    ("empty ids", ids(), INVALID, "token_ids", ()),
     ("no prompt at all", pb.GenerateRequest(), INVALID, "prompt", ()),
     ("temperature NaN", sampled(temperature=math.nan), INVALID, "temperature", ("nan",)),
     ("temperature inf", sampled(temperature=math.inf), INVALID, "temperature", ("inf",)),
@@ -69,7 +70,7 @@ TABLE: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str, tuple[str, ...]
         sampled(stop_token_ids=[49_152]),
         INVALID,
         "stop_token_ids",
-        ("49,152",),
+        ("49152",),
     ),
     ("negative stop id", sampled(stop_token_ids=[-1]), INVALID, "stop_token_ids", ("-1",)),
     ("too many stop ids", sampled(stop_token_ids=[7] * 257), INVALID, "stop_token_ids", ("257", "256")),
@@ -89,13 +90,13 @@ TABLE: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str, tuple[str, ...]
 ]
 
 
-@pytest.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(succ_stack: Stack) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(succ_stack.target) as client:
         yield client
 
 
-@pytest.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module")
 async def eight_streams(succ_stack: Stack) -> AsyncIterator[None]:
     """Eight good streams that run during the test and must come out exact."""
     async with AsyncClient(succ_stack.target) as client:
@@ -155,7 +156,7 @@ async def test_detokenize_refuses_ids_that_do_not_exist(succ_stack: Stack, value
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.Detokenize(pb.DetokenizeRequest(token_ids=values))
     assert error.value.code() is INVALID
-    assert f"{values[0]:,}" in str(error.value.details())
+    assert str(values[0]) in str(error.value.details())
 
 
 async def test_a_lone_surrogate_sent_as_raw_bytes_is_refused(succ_stack: Stack, eight_streams: None) -> None:
@@ -171,7 +172,7 @@ async def test_the_engine_refuses_by_itself_when_called_directly(succ_stack: Sta
     request = engine_pb2.TokenRequest
     table = [
         (request(prompt_token_ids=[5] * 8193), "prompt_token_ids", ("8,193", "8,192")),
-        (request(prompt_token_ids=[49_152]), "prompt_token_ids", ("49,152",)),
+        (request(prompt_token_ids=[49_152]), "prompt_token_ids", ("49152",)),
         (request(), "prompt_token_ids", ()),
         (
             request(prompt_token_ids=[5], sampling=SamplingParams(temperature=math.nan)),

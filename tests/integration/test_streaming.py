@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.checkpoints import SCRIPT_S1_TEXT
 from tests.fixtures.stack import Stack
@@ -13,7 +14,7 @@ from tokenwire_client import AsyncClient, FinishReason, Message, Sampling
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(succ_stack: Stack) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(succ_stack.target) as client:
         yield client

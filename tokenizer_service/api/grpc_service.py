@@ -181,9 +181,7 @@ def _rename_fields(refusal: Refusal) -> Refusal:
 
 
 def _renamed(field: str) -> str:
-    if field.startswith("messages"):
-        return f"conversation.{field}"
-    return "text" if field == "prompt" else field
+    return f"conversation.{field}" if field.startswith("messages") else field
 
 
 def add_to_server(servicer: TokenizerServicer, server: grpc.aio.Server) -> None:

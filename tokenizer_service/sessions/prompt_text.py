@@ -56,8 +56,8 @@ class PromptEncoder:
                 case IdsPrompt(token_ids):
                     return list(token_ids)
                 case TextPrompt(text, add_special_tokens):
-                    self._check_size("prompt", len(text.encode(errors="surrogatepass")), model)
-                    return self._tokenizer.encode(text, add_special_tokens, field="prompt")
+                    self._check_size(prompt.FIELD, len(text.encode(errors="surrogatepass")), model)
+                    return self._tokenizer.encode(text, add_special_tokens, field=prompt.FIELD)
                 case ConversationPrompt():
                     return self._encode_conversation(prompt, model)
         except TextError as error:
@@ -65,9 +65,9 @@ class PromptEncoder:
 
     def _encode_conversation(self, prompt: ConversationPrompt, model: ModelInfo | None) -> list[int]:
         if self._chat is None:
-            raise TextError("messages", "this model has no chat template; send a plain prompt instead")
+            raise TextError(prompt.FIELD, "this model has no chat template; send a plain prompt instead")
         size = sum(len(message.content.encode(errors="surrogatepass")) for message in prompt.messages)
-        self._check_size("messages", size, model)
+        self._check_size(prompt.FIELD, size, model)
         return self._chat.encode(prompt.messages, prompt.add_generation_prompt)
 
     def _check_size(self, field: str, size: int, model: ModelInfo | None) -> None:

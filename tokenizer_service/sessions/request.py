@@ -4,7 +4,7 @@ Must not know: grpc, protobuf, the tokenizer, engines' addresses.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from tokenizer_service.engines.messages import SamplingOptions
 from tokenizer_service.engines.refusal import Violation
@@ -13,12 +13,14 @@ from tokenizer_service.text.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
+    FIELD: ClassVar[str] = "text"
     text: str
     add_special_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
+    FIELD: ClassVar[str] = "token_ids.ids"
     token_ids: tuple[int, ...]
 
 
@@ -26,6 +28,7 @@ class IdsPrompt:
 class ConversationPrompt:
     """`num_messages` is what the client sent; of too many, only the first are in `messages`."""
 
+    FIELD: ClassVar[str] = "messages"
     messages: tuple[Message, ...]
     num_messages: int
     add_generation_prompt: bool

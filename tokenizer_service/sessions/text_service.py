@@ -54,7 +54,7 @@ class TextService:
             return deadline_passed()
         if isinstance(token_ids, Refusal):
             return token_ids
-        refusal = check_length(len(token_ids), model)
+        refusal = check_length(request.prompt.FIELD, len(token_ids), model)
         return refusal or self._start(request, token_ids, model, observer)
 
     async def encode(self, prompt: Prompt, model: ModelInfo) -> list[int] | Refusal:
@@ -118,10 +118,10 @@ class TextService:
         return session.start(partial(self.router.submit, submission)) or session
 
 
-def check_length(num_tokens: int, model: ModelInfo) -> Refusal | None:
+def check_length(field: str, num_tokens: int, model: ModelInfo) -> Refusal | None:
     """A prompt has at least one token and leaves room for one."""
     if num_tokens == 0:
-        return invalid_field("prompt", "the prompt is empty; at least 1 token is needed")
+        return invalid_field(field, "the prompt is empty; at least 1 token is needed")
     if num_tokens < model.max_model_len:
         return None
-    return invalid_field("prompt", too_long(num_tokens, model.max_model_len))
+    return invalid_field(field, too_long(num_tokens, model.max_model_len))

@@ -106,9 +106,10 @@ class TextTokenizer:
 
 
 def encode_with(library: Tokenizer, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-    """`library.encode`, with its failures as TextError: of `field` for bad Unicode, of None otherwise."""
+    """Token ids by `library`, with its failures as TextError: of `field` for bad Unicode, of None otherwise."""
     try:
-        encoding: Any = library.encode(text, add_special_tokens=add_special_tokens)
+        # The batch call releases the GIL; the single one would stop the event loop on a long text.
+        encoding: Any = library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic in the library is no Exception

@@ -35,18 +35,18 @@ def params(max_tokens=5, **changes):
         ),
         (
             [1, 2, 49_152, 50_000], params(), "prompt_token_ids",
-            "token id 49,152 at position 2 is outside the vocabulary 0..49,151",
+            "token id 49152 at position 2 is outside the vocabulary 0..49151",
         ),
         (
             [0, -1, 49_152], params(), "prompt_token_ids",
-            "token id -1 at position 1 is outside the vocabulary 0..49,151",
+            "token id -1 at position 1 is outside the vocabulary 0..49151",
         ),
         ([1], params(0), "sampling.max_tokens", "max_tokens 0 is below 1"),
         ([1], params(5, min_tokens=10), "sampling.min_tokens", "min_tokens 10 is not in 0..5 (max_tokens)"),
         ([1], params(5, min_tokens=-1), "sampling.min_tokens", "min_tokens -1 is not in 0..5 (max_tokens)"),
         (
             [1], params(stop_token_ids=frozenset({3, 49_152})), "sampling.stop_token_ids",
-            "stop token id 49,152 is outside the vocabulary 0..49,151",
+            "stop token id 49152 is outside the vocabulary 0..49151",
         ),
     ],
 )  # fmt: skip
