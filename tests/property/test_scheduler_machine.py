@@ -30,7 +30,8 @@ CONFIGS = st.sampled_from([1, 2, 4, 8]).flatmap(
         }
     )
 )
-PROMPTS = st.builds(prompt_of, st.integers(1, 12) | st.integers(1, 31), st.integers(0, 3))
+REPEATED = st.builds(lambda length, token: [token] * length, st.integers(1, 31), st.integers(1, 2))
+PROMPTS = REPEATED | st.builds(prompt_of, st.integers(1, 12) | st.integers(1, 31), st.integers(0, 3))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -40,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(settings_=CONFIGS, weak_hash=st.booleans())
     def start(self, settings_: dict[str, Any], weak_hash: bool) -> None:
-        arguments: dict[str, Any] = {"hash_function": lambda data: data[-1:]} if weak_hash else {}
+        arguments: dict[str, Any] = {"hash_function": lambda data: bytes([sum(data) % 4])} if weak_hash else {}
         self.engine = Engine(config(**settings_), depth=self.depth, **arguments)
         self.requests: dict[int, Request] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -56,16 +57,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "max_tokens": st.integers(1, 6) | st.integers(8, 40),
                 "min_tokens": st.integers(0, 6),
                 "ignore_eos": st.booleans(),
-                "stop_token_ids": st.just(frozenset())
-                | st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+                "stop_token_ids": st.just(frozenset()) | st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
             }
         ),
         salt=st.sampled_from(["", "", "a"]),
         patience=st.none() | st.none() | st.integers(0, 40),
     )
-    def submit(
-        self, prompt: list[int], copies: int, limits: dict[str, Any], salt: str, patience: int | None
-    ) -> None:
+    def submit(self, prompt: list[int], copies: int, limits: dict[str, Any], salt: str, patience: int | None) -> None:
         limits = {**limits, "min_tokens": min(limits["min_tokens"], limits["max_tokens"])}
         deadline = None if patience is None else self.engine.now + patience
         for _ in range(copies):

@@ -157,6 +157,20 @@ def test_b050_hits_on_used_blocks_cost_nothing():
     engine.assert_as_alone(sharer)
 
 
+def test_a_waiting_request_starts_as_soon_as_its_prefix_is_there():
+    """It is not looked up again in every step, but when the first block it missed has been computed."""
+    engine = Engine(config(num_blocks=8, max_model_len=32))
+    items = [request(n, prompt_of(17), max_tokens=3, ignore_eos=True) for n in (1, 2)]
+    for item in items:
+        engine.scheduler.submit(item)
+    for _ in range(3):
+        engine.step()
+    assert [[new.request_id for new in plan.new] for plan in engine.plans] == [[1], [], [2]]
+    assert engine.plans[2].new[0].block_ids == (0, 1, 2, 3, 5)
+    engine.run()
+    assert [engine.finish_of(n).cached_tokens for n in (1, 2)] == [0, 16]
+
+
 def test_b051_blocks_of_finished_requests_are_used_again_for_ever():
     """B051: 500 distinct prompts one after another, many times the pool."""
     engine = Engine(config())

@@ -172,6 +172,15 @@ def test_a_request_in_need_preempts_itself_rather_than_an_older_one():
     assert running == [1, 1]
 
 
+def test_nobody_is_admitted_in_a_step_that_is_short_of_blocks():
+    """The blocks of a victim are not handed to a new request before the running ones had their turn."""
+    scheduler = full_pool()
+    scheduler.submit(request(3, [4], max_tokens=1))
+    plan = step(scheduler)
+    assert (plan.dropped, plan.new) == ((2,), ())
+    assert [item.request_id for item in step(scheduler).new] == [3]
+
+
 def test_overlap_preemption_waits_for_the_plans_in_flight():
     """Tokens in flight still count, and nobody else is preempted while blocks are on their way."""
     first, second = request(1, [1, 2, 3, 4, 5, 6]), request(2, [7, 8, 9])
