@@ -44,8 +44,7 @@ def check_length(
     if prompt_tokens == max_model_len:
         return _invalid(
             "prompt_token_ids",
-            f"prompt of {prompt_tokens:,} tokens leaves no room for a new token within max_model_len "
-            f"{max_model_len:,}",
+            f"prompt of {prompt_tokens:,} tokens leaves no room for a new token within max_model_len {max_model_len:,}",
         )
     if sampling.max_tokens < 1:
         return _invalid("sampling.max_tokens", f"max_tokens {sampling.max_tokens:,} is below 1")

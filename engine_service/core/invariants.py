@@ -37,9 +37,7 @@ def _check_pool(pool: BlockPool, index: BlockIndex) -> None:
     )
     indexed = set(index.blocks())
     cached = {block for block, has_content in free.items() if has_content}
-    assert cached == indexed & free.keys(), (
-        f"free blocks with content {cached}, indexed {indexed & free.keys()}"
-    )
+    assert cached == indexed & free.keys(), f"free blocks with content {cached}, indexed {indexed & free.keys()}"
     assert len(cached) == pool.num_cached, f"{len(cached)} cached blocks, counted {pool.num_cached}"
     flags = list(free.values())
     assert flags == sorted(flags), "a free block with content stands before one without"

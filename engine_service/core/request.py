@@ -122,9 +122,7 @@ class Request:
     def move_to(self, status: RequestStatus) -> None:
         """Changes the status; ValueError when the transition table does not allow it."""
         if status not in _ALLOWED[self.status]:
-            raise ValueError(
-                f"request {self.request_id}: {self.status.value} -> {status.value} is not allowed"
-            )
+            raise ValueError(f"request {self.request_id}: {self.status.value} -> {status.value} is not allowed")
         self.status = status
 
     def take_news(self) -> RequestNews:

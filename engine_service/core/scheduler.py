@@ -56,9 +56,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, hash_function: HashFunction = sha256_digest) -> None:
         """`hash_function` keys the prefix index; any function is correct, see PrefixIndex."""
         self._config = config
-        index: BlockIndex = (
-            PrefixIndex(config.block_size, hash_function) if config.prefix_cache else NullPrefixIndex()
-        )
+        index: BlockIndex = PrefixIndex(config.block_size, hash_function) if config.prefix_cache else NullPrefixIndex()
         self._kv = KvManager(BlockPool(config.num_blocks), index, config.block_size)
         self._roster = Roster(self._kv)
         self._planner = Planner(config, self._kv, self._roster)

@@ -46,15 +46,12 @@ class SchedulerConfig:
             if value < 1:
                 raise ValueError(f"{name} {value:,} is below 1")
         if self.max_model_len < 2:
-            raise ValueError(
-                f"max_model_len {self.max_model_len:,} is below 2 (one prompt token, one new token)"
-            )
+            raise ValueError(f"max_model_len {self.max_model_len:,} is below 2 (one prompt token, one new token)")
 
     def _check_budget(self) -> None:
         if self.prefill_chunk_size > self.step_token_budget:
             raise ValueError(
-                f"prefill_chunk_size {self.prefill_chunk_size:,} exceeds step_token_budget "
-                f"{self.step_token_budget:,}"
+                f"prefill_chunk_size {self.prefill_chunk_size:,} exceeds step_token_budget {self.step_token_budget:,}"
             )
         if self.max_num_requests > self.step_token_budget:
             raise ValueError(
