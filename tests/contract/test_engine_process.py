@@ -1,0 +1,391 @@
+"""The real engine service as processes over sockets, on HIST: exact tokens, stops, deaths and starts that fail."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import statistics
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from engine_service.config import EngineSettings, engine_config
+from engine_service.engine_main import build_engine
+from engine_service.loop.mailbox import EngineMailbox, socket_pair
+from service_runtime.grpc_server import channel_options
+from tests.fixtures.checkpoints import greedy_of, load_reference, write_hist
+from tests.fixtures.engine_process import EngineProcess, started_engine
+from tokenwire.common.v1 import outcome_pb2, sampling_pb2
+from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
+
+grpc.aio.init_grpc_aio()
+
+SMALLPOOL = (
+    "--block-size=16",
+    "--num-blocks=64",
+    "--step-token-budget=64",
+    "--max-num-requests=16",
+    "--max-waiting-requests=64",
+)
+Stub = "engine_pb2_grpc.EngineServiceAsyncStub"
+Call = grpc.aio.UnaryStreamCall[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
+RANDOM = random.Random(3)
+
+
+@pytest.fixture(scope="module")
+def hist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hist(tmp_path_factory.mktemp("checkpoints") / "hist")
+
+
+@pytest.fixture(scope="module")
+def small_engine(hist: Path) -> Iterator[EngineProcess]:
+    with started_engine(hist, *SMALLPOOL) as engine:
+        yield engine
+        assert engine.process.poll() is None
+
+
+@asynccontextmanager
+async def connect(engine: EngineProcess) -> AsyncIterator[tuple[grpc.aio.Channel, Stub]]:
+    async with grpc.aio.insecure_channel(engine.address, options=channel_options()) as channel:
+        yield channel, engine_pb2_grpc.EngineServiceStub(channel)
+
+
+def request(prompt: list[int], max_tokens: int, **fields: object) -> engine_pb2.GenerateRequest:
+    sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return engine_pb2.GenerateRequest(
+        request=engine_pb2.TokenRequest(prompt_token_ids=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
+    )
+
+
+async def collect(call: Call, timeout_s: float = 60.0) -> tuple[list[int], engine_pb2.Finish]:
+    tokens: list[int] = []
+    async with asyncio.timeout(timeout_s):
+        while isinstance(message := await call.read(), engine_pb2.GenerateResponse):
+            tokens += message.token_ids
+            finish = message.finish
+    return tokens, finish
+
+
+async def failure(call: Call, timeout_s: float = 30.0) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call, timeout_s)
+    return caught.value
+
+
+async def load_of(stub: Stub) -> engine_pb2.GetLoadResponse:
+    return await stub.GetLoad(engine_pb2.GetLoadRequest())
+
+
+async def wait_idle(stub: Stub, timeout_s: float) -> engine_pb2.GetLoadResponse:
+    async with asyncio.timeout(timeout_s):
+        while True:
+            load = await load_of(stub)
+            if load.running_requests == load.waiting_requests == load.used_blocks == 0:
+                return load
+
+
+async def wait_health(channel: grpc.aio.Channel, status: int, timeout_s: float) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service="tokenwire.engine.v1.EngineService")
+    )
+    async with asyncio.timeout(timeout_s):
+        while (await watch.read()).status != status:
+            pass
+    watch.cancel()
+
+
+def metric_lines(engine: EngineProcess) -> dict[str, float]:
+    with urllib.request.urlopen(engine.metrics_url, timeout=5) as response:
+        text = response.read().decode()
+    pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+async def check_mixed_requests(engine: EngineProcess, hist: Path) -> None:
+    """Batched, chunked, preempted and partly cached: the tokens are those of transformers alone (B046, B072)."""
+    reference = load_reference(hist)
+    shared = [RANDOM.randrange(1, 512) for _ in range(40)]
+    prompts = [
+        [*(shared if i % 3 == 0 else []), *(RANDOM.randrange(1, 512) for _ in range(RANDOM.randrange(1, 120)))]
+        for i in range(20)
+    ]
+    async with connect(engine) as (_, stub):
+        results = await asyncio.gather(*(collect(stub.Generate(request(prompt, 80))) for prompt in prompts))
+        load = await wait_idle(stub, 1.0)
+    for prompt, (tokens, finish) in zip(prompts, results, strict=True):
+        assert tokens == greedy_of(reference, prompt, 80)
+        assert finish.reason == outcome_pb2.FINISH_REASON_LENGTH
+        assert finish.usage.prompt_tokens == len(prompt)
+        assert finish.usage.completion_tokens == 80
+    assert load.preemptions_total > 0
+    assert load.free_blocks + load.cached_blocks == load.total_blocks == 64
+
+
+async def test_mixed_requests_are_exact_under_preemption(small_engine: EngineProcess, hist: Path) -> None:
+    await check_mixed_requests(small_engine, hist)
+
+
+async def test_cancel_deadline_and_session_end_free_the_blocks(small_engine: EngineProcess) -> None:
+    async with connect(small_engine) as (_, stub):
+        calls = [stub.Generate(request([i + 1] * 20, 900)) for i in range(6)]
+        for call in calls:
+            await call.read()
+            call.cancel()
+        await wait_idle(stub, 1.0)
+        late = stub.Generate(request([3], 1000, timeout=Duration(nanos=60_000_000)))
+        assert (await failure(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await wait_idle(stub, 1.0)
+        session = stub.Session()
+        await session.write(engine_pb2.SessionRequest(open=engine_pb2.OpenSession()))
+        for handle in range(5):
+            submitted = request([handle + 1], 900).request
+            await session.write(
+                engine_pb2.SessionRequest(submit=engine_pb2.SubmitRequest(handle=handle, request=submitted))
+            )
+        await session.read()
+        await session.read()
+        session.cancel()
+        await wait_idle(stub, 1.0)
+
+
+async def test_queue_full_under_real_load(small_engine: EngineProcess) -> None:
+    """Of very many requests at once all are either served exactly or refused with RESOURCE_EXHAUSTED."""
+    async with connect(small_engine) as (_, stub):
+        calls = [stub.Generate(request([7, 8, 9], 40)) for _ in range(160)]
+        results = await asyncio.gather(*(collect(call) for call in calls), return_exceptions=True)
+        served = [result[0] for result in results if isinstance(result, tuple)]
+        refused = [result.code() for result in results if isinstance(result, grpc.aio.AioRpcError)]
+        await wait_idle(stub, 1.0)
+    assert len(served) + len(refused) == 160
+    assert len(served) >= 64
+    assert all(tokens == served[0] and len(tokens) == 40 for tokens in served)
+    assert set(refused) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def test_health_answers_at_once_while_the_engine_is_busy(small_engine: EngineProcess) -> None:
+    async with connect(small_engine) as (channel, stub):
+        calls = [asyncio.create_task(collect(stub.Generate(request([i + 1], 150)))) for i in range(64)]
+        health = health_pb2_grpc.HealthStub(channel)
+        seconds = []
+        async with asyncio.timeout(30):
+            while (await load_of(stub)).running_requests < 5:
+                pass
+        for _ in range(20):
+            started = time.perf_counter()
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+            seconds.append(time.perf_counter() - started)
+        assert (await load_of(stub)).running_requests > 0
+        await asyncio.gather(*calls)
+    assert statistics.median(seconds) < 0.05
+
+
+async def test_metrics_and_idle_cpu(small_engine: EngineProcess) -> None:
+    """B141, B148: gauges at idle, and waiting costs nothing in either process."""
+    async with connect(small_engine) as (_, stub):
+        await collect(stub.Generate(request([5], 4)))
+        load = await wait_idle(stub, 1.0)
+    metrics = metric_lines(small_engine)
+    assert metrics["tokenwire_engine_up"] == 1
+    for gauge in ("running_requests", "waiting_requests", "waiting_tokens", "kv_cache_usage_ratio"):
+        assert metrics[f"tokenwire_engine_{gauge}"] == 0
+    assert metrics['tokenwire_engine_kv_blocks{state="used"}'] == 0
+    assert metrics["tokenwire_engine_generated_tokens_total"] == load.generated_tokens_total
+    assert metrics["tokenwire_engine_step_seconds_count"] == load.steps_total
+
+    def cpu_seconds() -> float:
+        ticks = 0
+        for pid in (small_engine.pid, small_engine.engine_pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    before = cpu_seconds()
+    await asyncio.sleep(1.5)  # the time that is measured
+    assert cpu_seconds() - before < 0.05
+
+
+async def test_killed_engine_process_ends_streams_and_the_service(hist: Path) -> None:
+    """B138: UNAVAILABLE within a second, then a non-zero exit with one plain line. With the overlapped loop."""
+    with started_engine(hist, *SMALLPOOL, "--overlap") as engine:
+        await check_mixed_requests(engine, hist)
+        async with connect(engine) as (_, stub):
+            calls = [stub.Generate(request([i + 1], 900)) for i in range(4)]
+            session = stub.Session()
+            await session.write(engine_pb2.SessionRequest(open=engine_pb2.OpenSession()))
+            await session.read()
+            for call in calls:
+                await call.read()
+            killed = time.monotonic()
+            os.kill(engine.engine_pid, signal.SIGKILL)
+            errors = await asyncio.gather(*(failure(call) for call in [*calls, session]))  # type: ignore[list-item]
+            assert time.monotonic() - killed < 1.0
+        assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+        assert await asyncio.to_thread(engine.wait_exit, 5.0) == 1
+        assert engine.lines[-1] == "tokenwire-engine: the engine process ended unexpectedly"
+        assert not any("Traceback" in line for line in engine.lines)
+
+
+async def test_restart_option_and_immediate_stop(hist: Path) -> None:
+    """The service stays, its engine is fresh; and a second signal ends it at once while work runs."""
+    with started_engine(hist, "--restart-engine") as engine:
+        async with connect(engine) as (channel, stub):
+            tokens, _ = await collect(stub.Generate(request([5, 6, 7], 20)))
+            call = stub.Generate(request([1], 3000))
+            await call.read()
+            first_pid = engine.engine_pid
+            os.kill(first_pid, signal.SIGKILL)
+            assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+            await wait_health(channel, health_pb2.HealthCheckResponse.NOT_SERVING, 1.0)
+            refused = await failure(stub.Generate(request([1], 3)))
+            assert refused.code() is grpc.StatusCode.UNAVAILABLE
+            await wait_health(channel, health_pb2.HealthCheckResponse.SERVING, 90.0)
+            assert (await load_of(stub)).engine_pid == engine.engine_pid != first_pid
+            assert (await collect(stub.Generate(request([5, 6, 7], 20))))[0] == tokens
+            call = stub.Generate(request([1], 3900))
+            await call.read()
+            engine.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(engine.wait_event, "draining")
+            engine.process.send_signal(signal.SIGTERM)
+            assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(engine.wait_exit, 5.0) == 0
+
+
+async def test_sigterm_drains(hist: Path) -> None:
+    """Health first, no new work, running work finishes, exit status 0, and no process is left."""
+    with started_engine(hist) as engine:
+        async with connect(engine) as (channel, stub):
+            running = stub.Generate(request([1], 400))
+            first = await running.read()
+            assert isinstance(first, engine_pb2.GenerateResponse)
+            session = stub.Session()
+            await session.write(engine_pb2.SessionRequest(open=engine_pb2.OpenSession()))
+            await session.read()
+            engine.process.send_signal(signal.SIGTERM)
+            await wait_health(channel, health_pb2.HealthCheckResponse.NOT_SERVING, 5.0)
+            refused = await failure(stub.Generate(request([1], 3)))
+            assert refused.code() is grpc.StatusCode.UNAVAILABLE
+            tokens, finish = await collect(running)
+            assert len(first.token_ids) + len(tokens) == finish.usage.completion_tokens == 400
+            assert finish.reason == outcome_pb2.FINISH_REASON_LENGTH
+            ended = await failure(session)  # type: ignore[arg-type]
+            assert ended.code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(engine.wait_exit, 10.0) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine.engine_pid, 0)
+
+
+async def test_front_is_up_while_the_engine_loads_and_stops_at_once(hist: Path) -> None:
+    engine = EngineProcess(f"--model={hist}")
+    try:
+        await asyncio.to_thread(engine.wait_event, "engine starting")
+        async with connect(engine) as (channel, stub):
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            error = await failure(stub.Generate(request([1], 3)))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "starting" in (error.details() or "")
+        engine.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(engine.wait_exit, 5.0) == 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--model=/nonexistent/model"], 1, ["/nonexistent/model"]),
+        (["--model=no-such-model"], 1, ["no-such-model"]),
+        (["--step-token-budget=8", "--prefill-chunk-size=9"], 2, ["9", "8"]),
+        (["--port=99999"], 2, ["--port"]),
+        (["--frobnicate"], 2, ["--frobnicate"]),
+    ],
+)
+def test_starts_that_fail(flags: list[str], status: int, words: list[str]) -> None:
+    """B071, B145: one plain line, no traceback, a non-zero status."""
+    engine = EngineProcess(*flags)
+    try:
+        assert engine.wait_exit(60.0) == status
+    finally:
+        engine.close()
+    assert not any("Traceback" in line for line in engine.lines)
+    for word in words:
+        assert word in engine.lines[-1]
+
+
+SIZES = [
+    ({"kv_cache_memory": 1000}, ["1,000 bytes", "block"]),
+    ({"kv_cache_memory": 0}, ["0 bytes", "block"]),
+    ({"max_model_len": 5000}, ["5,000", "4,096"]),
+    ({"num_blocks": 4, "block_size": 16, "max_model_len": 100}, ["100", "65"]),
+    ({"attention_backend": "abacus"}, ["abacus"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), SIZES)
+def test_sizes_that_cannot_work_are_refused_with_numbers(
+    hist: Path, changes: dict[str, object], words: list[str]
+) -> None:
+    """B145: known only once the model is loaded; needed and available numbers in one line."""
+    settings = EngineSettings.model_validate({"model": str(hist), "device": "cpu", **changes})
+    front_end, engine_end = socket_pair()
+    with front_end, pytest.raises(ValueError, match=words[0]) as refused:
+        build_engine(engine_config(settings), hist, EngineMailbox(engine_end))
+    for word in words[1:]:
+        assert word in str(refused.value)
+    engine_end.close()
+
+
+def test_length_that_was_left_open_is_lowered_to_the_pool(hist: Path) -> None:
+    """B145: visible in the engine's own information."""
+    settings = EngineSettings.model_validate({"model": str(hist), "num_blocks": 4, "block_size": 16})
+    front_end, engine_end = socket_pair()
+    with front_end, engine_end:
+        _, ready = build_engine(engine_config(settings), hist, EngineMailbox(engine_end))
+    assert (ready.info.max_model_len, ready.info.num_blocks, ready.stats.total_blocks) == (65, 4, 4)
+
+
+def test_start_that_fails_after_loading_is_one_plain_line(hist: Path) -> None:
+    engine = EngineProcess(f"--model={hist}", "--kv-cache-memory=1000")
+    try:
+        assert engine.wait_exit(90.0) == 1
+    finally:
+        engine.close()
+    assert not any("Traceback" in line for line in engine.lines)
+    assert "1,000 bytes" in engine.lines[-1]
+
+
+def test_engine_process_dies_with_the_front(hist: Path) -> None:
+    engine = EngineProcess(f"--model={hist}")
+    try:
+        child = int(engine.wait_event("engine starting")["engine_pid"])
+        engine.process.send_signal(signal.SIGKILL)
+        engine.wait_exit(5.0)
+        deadline = time.monotonic() + 10.0
+        while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_port_in_use_is_an_error(flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        engine = EngineProcess("--model=unused", f"{flag}={port}")
+        try:
+            assert engine.wait_exit(30.0) == 1
+        finally:
+            engine.close()
+    assert str(port) in engine.lines[-1]
+    assert "in use" in engine.lines[-1]
