@@ -43,9 +43,7 @@ def error_message(refusal: Refusal) -> outcome_pb2.RequestError:
     return message
 
 
-def model_info_message(
-    info: EngineInfo, model_name: str, engine_version: str
-) -> engine_pb2.GetModelInfoResponse:
+def model_info_message(info: EngineInfo, model_name: str, engine_version: str) -> engine_pb2.GetModelInfoResponse:
     return engine_pb2.GetModelInfoResponse(
         model_name=model_name,
         vocab_size=info.vocab_size,
@@ -61,9 +59,7 @@ def model_info_message(
     )
 
 
-def load_message(
-    stats: EngineStats, engine_pid: int, last_step_age_s: float | None
-) -> engine_pb2.GetLoadResponse:
+def load_message(stats: EngineStats, engine_pid: int, last_step_age_s: float | None) -> engine_pb2.GetLoadResponse:
     message = engine_pb2.GetLoadResponse(
         running_requests=stats.running,
         waiting_requests=stats.waiting,

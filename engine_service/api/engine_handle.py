@@ -55,14 +55,14 @@ class EngineHandle:
         self._live: dict[int, LiveRequest] = {}
         self._by_name: dict[str, LiveRequest] = {}
         self._connection: Connection | None = None
-        self._is_draining = False
+        self.draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger()
 
     def connection(self) -> Connection | Refusal:
         """The running engine, or why there is none."""
-        if self._is_draining:
+        if self.is_draining:
             return SHUTTING_DOWN
         return self._connection or STARTING
 
@@ -73,7 +73,7 @@ class EngineHandle:
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        return self.draining.is_set()
 
     @property
     def num_live(self) -> int:
@@ -85,9 +85,7 @@ class EngineHandle:
         if isinstance(connection, Refusal):
             return connection
         if request.name in self._by_name:
-            return Refusal(
-                RefusalCode.DUPLICATE, "a live request has the same request_id", "request.request_id"
-            )
+            return Refusal(RefusalCode.DUPLICATE, "a live request has the same request_id", "request.request_id")
         live = LiveRequest(
             next(self._ids),
             request.name,
@@ -96,9 +94,7 @@ class EngineHandle:
             started=self._clock(),
             wake=wake,
         )
-        command = Submit(
-            live.request_id, request.token_ids, request.sampling, request.timeout_s, request.cache_salt
-        )
+        command = Submit(live.request_id, request.token_ids, request.sampling, request.timeout_s, request.cache_salt)
         if not connection.commands.send(command):
             return _MAILBOX_FULL
         self._live[live.request_id] = self._by_name[live.name] = live
@@ -153,7 +149,7 @@ class EngineHandle:
 
     def drain(self) -> None:
         """Refuses new requests from now on; running ones go on."""
-        self._is_draining = True
+        self.draining.set()
 
     async def wait_idle(self) -> None:
         """Returns when no request is live."""
@@ -180,8 +176,7 @@ class EngineHandle:
         live.add(item.token_ids, item.finish)
         if item.finish is None and live.unread_tokens > self._max_unread_tokens:
             message = (
-                f"the reader left {live.unread_tokens:,} tokens unread; "
-                f"at most {self._max_unread_tokens:,} are kept"
+                f"the reader left {live.unread_tokens:,} tokens unread; at most {self._max_unread_tokens:,} are kept"
             )
             self.cancel(live, Refusal(RefusalCode.SLOW_READER, message))
 

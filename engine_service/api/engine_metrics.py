@@ -41,8 +41,7 @@ class EngineMetrics:
         )
         self._usage = Gauge(f"{prefix}kv_cache_usage_ratio", "Used share of the KV blocks", registry=registry)
         self._counters = {
-            field: Counter(prefix + name, text, registry=registry)
-            for field, (name, text) in _CUMULATIVE.items()
+            field: Counter(prefix + name, text, registry=registry) for field, (name, text) in _CUMULATIVE.items()
         }
         self._requests = Counter(
             f"{prefix}requests",
@@ -50,9 +49,7 @@ class EngineMetrics:
             ["outcome", "code"],
             registry=registry,
         )
-        self._step_seconds = Histogram(
-            f"{prefix}step_seconds", "Time of a step", buckets=_SECONDS, registry=registry
-        )
+        self._step_seconds = Histogram(f"{prefix}step_seconds", "Time of a step", buckets=_SECONDS, registry=registry)
         self._step_tokens = Histogram(
             f"{prefix}step_tokens", "Tokens computed in a step", buckets=_TOKENS, registry=registry
         )

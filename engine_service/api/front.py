@@ -69,9 +69,7 @@ class Front:
         immediate.cancel()
         return immediate.done() and not immediate.cancelled()
 
-    async def _wait_idle(
-        self, engine: asyncio.Task[str], immediate: asyncio.Task[None], timeout_s: float
-    ) -> None:
+    async def _wait_idle(self, engine: asyncio.Task[str], immediate: asyncio.Task[None], timeout_s: float) -> None:
         idle = asyncio.create_task(self._handle.wait_idle())
         await asyncio.wait({engine, immediate, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()

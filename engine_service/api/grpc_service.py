@@ -108,6 +108,4 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         return model_info_message(connection.info, self._model_name, self._engine_version)
 
     def _opened(self, connection: Connection) -> engine_pb2.SessionOpened:
-        return engine_pb2.SessionOpened(
-            model=self._model_info(connection), engine_epoch=connection.info.epoch
-        )
+        return engine_pb2.SessionOpened(model=self._model_info(connection), engine_epoch=connection.info.epoch)

@@ -62,16 +62,12 @@ def parse_token_request(
     refusal = check_request(token_ids, sampling, limits)
     if refusal is not None:
         return Refusal(refusal.code, refusal.message, f"request.{refusal.field}", refusal.retry_after_s)
-    return EngineRequest(
-        message.request_id or draw_name(), token_ids, sampling, timeout_s, message.cache_salt
-    )
+    return EngineRequest(message.request_id or draw_name(), token_ids, sampling, timeout_s, message.cache_salt)
 
 
 def _check_name(field: str, value: str) -> None:
     if len(value) > MAX_NAME_CHARACTERS:
-        raise _Invalid(
-            field, f"{field} has {len(value):,} characters; at most {MAX_NAME_CHARACTERS} are allowed"
-        )
+        raise _Invalid(field, f"{field} has {len(value):,} characters; at most {MAX_NAME_CHARACTERS} are allowed")
 
 
 def _timeout(message: engine_pb2.TokenRequest, call_timeout_s: float | None) -> float | None:
@@ -148,7 +144,5 @@ def _min_p(message: sampling_pb2.SamplingParams) -> float:
 def _stop_token_ids(message: sampling_pb2.SamplingParams) -> frozenset[int]:
     count = len(message.stop_token_ids)
     if count > MAX_STOP_TOKEN_IDS:
-        raise _Invalid(
-            "sampling.stop_token_ids", f"{count:,} stop token ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
-        )
+        raise _Invalid("sampling.stop_token_ids", f"{count:,} stop token ids; at most {MAX_STOP_TOKEN_IDS} are allowed")
     return frozenset(message.stop_token_ids)

@@ -67,6 +67,7 @@ class Session:
         self._live: dict[int, LiveRequest] = {}
         self._unread: dict[int, _News] = {}
         self._has_news = asyncio.Event()
+        self._must_say_draining = False
         self._has_room = asyncio.Event()
         self._all_written = asyncio.Event()
         self._has_room.set()
@@ -100,6 +101,7 @@ class Session:
         reader = asyncio.create_task(self._read_commands())
         writer = asyncio.create_task(self._write_outputs())
         ended = asyncio.create_task(connection.ended.wait())
+        draining = asyncio.create_task(self._watch_draining())
         tasks: set[asyncio.Task[Refusal | None] | asyncio.Task[None] | asyncio.Task[bool]]
         tasks = {reader, writer, ended}
         try:
@@ -115,9 +117,16 @@ class Session:
                 writer.result()
             return reader.result()
         finally:
+            tasks.add(draining)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_draining(self) -> None:
+        """Lets the writer, the only task that writes, tell the client to submit elsewhere."""
+        await self._handle.draining.wait()
+        self._must_say_draining = True
+        self._has_news.set()
 
     async def _read_commands(self) -> Refusal | None:
         while True:
@@ -174,6 +183,9 @@ class Session:
     async def _write_outputs(self) -> None:
         while True:
             await self._has_news.wait()
+            if self._must_say_draining:
+                self._must_say_draining = False
+                await self._context.write(engine_pb2.SessionResponse(draining=engine_pb2.EngineDraining()))
             outputs = self._take_outputs()
             if outputs:
                 step = engine_pb2.StepOutputs(outputs=outputs)
@@ -193,9 +205,7 @@ class Session:
             if unread.finish is not None:
                 self._live.pop(handle, None)
                 finish = finish_message(unread.finish, news.seed)
-                outputs.append(
-                    engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish)
-                )
+                outputs.append(engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish))
             elif unread.token_ids:
                 outputs.append(engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids))
         if not self._unread:

@@ -58,6 +58,7 @@ class EngineConnection:
     jitter: Callable[[], float]
     on_change: Callable[[], None]
     model: ModelInfo | None = None
+    is_draining: bool = False
     outstanding_tokens: int = 0
     _next_handle: int = 1
     _live: dict[int, _Live] = field(default_factory=dict)
@@ -68,8 +69,8 @@ class EngineConnection:
 
     @property
     def is_connected(self) -> bool:
-        """The session is open and the model fits our tokenizer."""
-        return self.model is not None
+        """The session is open, the model fits our tokenizer and the engine takes new requests."""
+        return self.model is not None and not self.is_draining
 
     @property
     def num_live(self) -> int:
@@ -132,10 +133,18 @@ class EngineConnection:
         writer = asyncio.create_task(self._write_commands(call))
         try:
             while isinstance(message := await call.read(), engine_pb2.SessionResponse):
+                if message.HasField("draining"):
+                    self._note_draining()
                 self._dispatch(message.step)
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+
+    def _note_draining(self) -> None:
+        """The engine will stop: its running requests go on, new ones go elsewhere."""
+        self.is_draining = True
+        _log.info("engine_draining", engine=self.address)
+        self.on_change()
 
     async def _write_commands(self, call: SessionCall) -> None:
         """The only writer. Ends quietly with the call: the reader reports how it ended."""
@@ -171,8 +180,8 @@ class EngineConnection:
 
     def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
-        if self.model is None:
-            return Refusal(RefusalCode.UNAVAILABLE, "the engine is not connected", retry_after_s=1.0)
+        if self.model is None or self.is_draining:
+            return Refusal(RefusalCode.UNAVAILABLE, "the engine takes no new requests", retry_after_s=1.0)
         if len(self._submits) >= self.limits.max_queued_submits:
             return Refusal(
                 RefusalCode.RESOURCE_EXHAUSTED,
@@ -215,6 +224,7 @@ class EngineConnection:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
         was_usable = self.model is not None
         self.model = None
+        self.is_draining = False
         self._submits.clear()
         self._cancels.clear()
         lost = Refusal(RefusalCode.UNAVAILABLE, "the connection to the engine was lost", retry_after_s=1.0)

@@ -24,7 +24,7 @@ class Router:
 
     def model(self) -> ModelInfo | None:
         """The model of any connected replica (all have our tokenizer); None when there is none."""
-        return next((c.model for c in self.connections if c.model is not None), None)
+        return next((c.model for c in self.connections if c.is_connected), None)
 
     def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
         chosen = self._choose()
