@@ -90,7 +90,7 @@ void Attention<T>::score_block(const Tile& tile, int block, int groups, Attentio
                            scratch.scores.data() + index * kGroupSlots, kKeyBlock, false, nullptr};
         for (int i = 0; i < heights.count; ++i) {
             const int height = heights.height(i);
-            tile_function<T, 0>(height)(product);
+            tile_function<T>(height, 0)(product);
             product.act += height * shape_.head();
             product.out += height * kKeyBlock;
         }
@@ -153,7 +153,7 @@ void Attention<T>::gather_values(const Tile& tile, int block, int keys, Attentio
                            scratch.output.data() + column, shape_.head(), true, nullptr};
         for (int i = 0; i < heights.count; ++i) {
             const int height = heights.height(i);
-            tile_function<T, 0>(height)(product);
+            tile_function<T>(height, 0)(product);
             product.act += height * kKeyBlock;
             product.out += static_cast<ptrdiff_t>(height) * shape_.head();
         }

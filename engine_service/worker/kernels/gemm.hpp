@@ -63,14 +63,9 @@ void multiply_blocks(const Rows<Weight>& rows, const PackedWeight<Weight>& weigh
         for (int i = 0; i < tiles.count; ++i) {
             const int height = tiles.height(i);
             // The next block is fetched during the first tile, or half each during the first two.
-            if (ahead == nullptr || i > 1) {
-                tile_function<Weight, 0>(height)(product);
-            } else if (tiles.count == 1) {
-                tile_function<Weight, 2>(height)(product);
-            } else {
-                tile_function<Weight, 1>(height)(product);
-                product.fetch += static_cast<ptrdiff_t>(weight.steps()) * 64;
-            }
+            const int fetch = ahead == nullptr || i > 1 ? 0 : (tiles.count == 1 ? 2 : 1);
+            tile_function<Weight>(height, fetch)(product);
+            product.fetch += fetch * static_cast<ptrdiff_t>(weight.steps()) * 64;
             finish(static_cast<int>((product.act - rows.data) / rows.stride), height, block, tile);
             product.act += height * rows.stride;
         }

@@ -4,7 +4,7 @@
 // `depth` numbers each (bf16: pairs, the order AMX and the bf16 dot product read; float: single numbers).
 // Each output element is one chain of additions over k in ascending order, whatever the number of rows: a
 // row gives the same bits alone or among others. A kernel for matrix tiles (AMX) would take the place of
-// `multiply_tile` for many rows, over the same panels.
+// `multiply_tile` (micro_kernel.cpp) for many rows, over the same panels.
 // Must not know: what the matrices mean, threads.
 #pragma once
 
@@ -89,7 +89,7 @@ struct Run {
 
 // Where a product reads and writes. `stride` is between steps of a panel (in numbers), `act_stride` between
 // rows of the left operand, `out` has rows of `out_stride` floats. `accumulate` starts from what out holds.
-// `fetch`, if not null, is memory to bring near meanwhile, `Fetch` cache lines a step.
+// `fetch` is memory to bring near meanwhile, for the tile functions that do.
 template <class Weight>
 struct Product {
     const Act<Weight>* act;
@@ -106,60 +106,9 @@ struct Product {
 template <class Weight>
 using TileFunction = void (*)(const Product<Weight>&);
 
-template <class Weight, int Rows, int Fetch>
-void multiply_tile(const Product<Weight>& product) {
-    using D = Dot<Weight, Act<Weight>>;
-    F16 sum[Rows][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-        const float* row = product.out + r * product.out_stride;
-        sum[r][0] = product.accumulate ? load(row) : zero();
-        sum[r][1] = product.accumulate ? load(row + kLanes) : zero();
-    }
-    const ptrdiff_t stride = product.stride, lda = product.act_stride;
-    // Rows are addressed from every third one, so that few registers hold addresses.
-    const Act<Weight>* base[(Rows + 2) / 3];
-#pragma GCC unroll 8
-    for (int g = 0; g < (Rows + 2) / 3; ++g) base[g] = product.act + 3 * g * lda;
-    const char* fetch = product.fetch;
-    for (int i = 0; i < product.num_runs; ++i) {
-        const Weight* left = product.runs[i].left;
-        const Weight* right = product.runs[i].right;
-        for (int s = 0; s < product.runs[i].steps; ++s) {
-            const typename D::Panel b0 = D::panel(left), b1 = D::panel(right);
-#pragma GCC unroll 16
-            for (int r = 0; r < Rows; ++r) {
-                const typename D::Scalar a = D::scalar(base[r / 3] + (r % 3) * lda);
-                sum[r][0] = D::add(sum[r][0], a, b0);
-                sum[r][1] = D::add(sum[r][1], a, b1);
-            }
-#pragma GCC unroll 8
-            for (int g = 0; g < (Rows + 2) / 3; ++g) base[g] += D::depth;
-            left += stride;
-            right += stride;
-            if constexpr (Fetch > 0) {
-#pragma GCC unroll 2
-                for (int f = 0; f < Fetch; ++f) __builtin_prefetch(fetch + 64 * f, 0, 2);
-                fetch += 64 * Fetch;
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-        store(product.out + r * product.out_stride, sum[r][0]);
-        store(product.out + r * product.out_stride + kLanes, sum[r][1]);
-    }
-}
-
-// The tile function for 1 <= rows <= kMaxRows.
-template <class Weight, int Fetch, int Rows = kMaxRows>
-TileFunction<Weight> tile_function(int rows) {
-    if constexpr (Rows == 0) {
-        return nullptr;
-    } else {
-        return rows == Rows ? &multiply_tile<Weight, Rows, Fetch> : tile_function<Weight, Fetch, Rows - 1>(rows);
-    }
-}
+// The tile function for 1 <= rows <= kMaxRows that fetches 0, 1 or 2 cache lines a step.
+template <class Weight>
+TileFunction<Weight> tile_function(int rows, int fetch);
 
 // A number of rows is cut into the fewest tiles, of nearly equal height.
 struct RowTiles {

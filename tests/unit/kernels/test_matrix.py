@@ -1,0 +1,73 @@
+"""Packed products of every variant against torch, and that a row's bits do not depend on its neighbours."""
+
+import ctypes
+
+import pytest
+import torch
+
+from engine_service.worker.kernels.library import KernelLibrary, NumberType, ThreadTeam
+
+_DTYPES = [torch.float32, torch.bfloat16]
+_SHAPES = [(1, 1, 1), (2, 33, 5), (3, 31, 16), (5, 64, 63), (12, 32, 64), (13, 96, 130), (25, 50, 257), (70, 100, 48)]
+
+
+class Matrix:
+    """A packed weight."""
+
+    def __init__(self, weight: torch.Tensor, team: ThreadTeam) -> None:
+        self._library, self._team = team.library, team
+        self._outputs, columns = weight.shape
+        self._handle = self._library.create(
+            "matrix_create", NumberType.of(weight.dtype), weight.data_ptr(), self._outputs, columns, team.handle
+        )
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = rows.contiguous()
+        out = torch.full((len(rows), self._outputs), float("nan"))
+        pointers = (rows.data_ptr(), len(rows), rows.shape[1], out.data_ptr(), self._team.handle)
+        self._library.checked("matrix_multiply", ctypes.c_void_p(self._handle), *pointers)
+        return out
+
+    def close(self) -> None:
+        self._library.call("matrix_destroy", self._handle)
+
+
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), _SHAPES)
+def test_product(team: ThreadTeam, dtype: torch.dtype, rows: int, outputs: int, inputs: int) -> None:
+    weight = _random(outputs, inputs).to(dtype)
+    act = _random(rows, inputs, seed=1).to(dtype).float()
+    matrix = Matrix(weight, team)
+    expected = act.double() @ weight.double().T
+    # Float sums of exact products: the bound grows with the sum of magnitudes.
+    bound = 1e-6 * (act.double().abs() @ weight.double().abs().T) + 1e-30
+    assert ((matrix(act).double() - expected).abs() <= bound).all()
+    matrix.close()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_every_number_of_rows_gives_the_bits_of_a_row_alone(team: ThreadTeam, dtype: torch.dtype) -> None:
+    matrix = Matrix(_random(70, 150).to(dtype), team)
+    act = _random(70, 150, seed=1)
+    alone = torch.cat([matrix(act[i : i + 1]) for i in range(70)])
+    for rows in range(1, 71):
+        assert torch.equal(matrix(act[:rows]), alone[:rows]), rows
+    matrix.close()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_threads_do_not_change_bits(library: KernelLibrary, dtype: torch.dtype, rows: int) -> None:
+    weight, act = _random(500, 64).to(dtype), _random(rows, 64, seed=1)
+    results = []
+    for threads in (1, 2, 5):
+        with ThreadTeam(library, threads) as team:
+            matrix = Matrix(weight, team)
+            results.append(matrix(act))
+            matrix.close()
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
