@@ -25,7 +25,7 @@ from service_runtime.model_files import ModelNotFound, resolve_model_folder, tok
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
 from tokenizer_service.api.metrics import TokenizerMetrics
-from tokenizer_service.config import ENV_PREFIX, TokenizerSettings
+from tokenizer_service.config import ENV_PREFIX, PROGRAM, TokenizerSettings
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
@@ -40,7 +40,6 @@ from tokenizer_service.sessions.validation import MAX_MESSAGES
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.prompt import ChatLimits
 
-PROGRAM = "tokenwire-tokenizer"
 # What the transport gets to send the last statuses.
 _STOP_GRACE_S = 1.0
 

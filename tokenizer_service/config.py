@@ -13,6 +13,7 @@ from service_runtime.logs import LogFormat
 from service_runtime.model_files import DEFAULT_MODEL
 
 ENV_PREFIX = "TOKENWIRE_TOKENIZER_"
+PROGRAM = "tokenwire-tokenizer"
 
 Address = Annotated[str, StringConstraints(pattern=r"^[^\s,/]+:[0-9]{1,5}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
