@@ -11,6 +11,15 @@
 namespace tokenwire {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+// A wait longer than this, and than the caller's own work in the phase, means a helper was put aside.
+constexpr microseconds kStall{200};
+constexpr microseconds kShortestPenalty{5'000}, kLongestPenalty{160'000};
+// Phases without a stall after which an earlier one is forgotten: about ten decode steps.
+constexpr int kForgiven = 2000;
+
 void sleep_while_equal(std::atomic<uint32_t>& word, uint32_t value) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
@@ -32,7 +41,7 @@ uint64_t pack(uint32_t begin, uint32_t end) { return static_cast<uint64_t>(end) 
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, int spin)
-    : threads_(threads), spin_(spin), ranges_(std::make_unique<Range[]>(threads)) {
+    : threads_(threads), spin_(spin), ranges_(std::make_unique<Range[]>(threads)), penalty_(kShortestPenalty) {
     for (int i = 1; i < threads_; ++i) helpers_.emplace_back([this, i] { help(i); });
 }
 
@@ -101,15 +110,43 @@ void ThreadPool::report(int count) {
     if (before + static_cast<uint32_t>(count) == total && caller_sleeps_.load()) wake_all(done_);
 }
 
-void ThreadPool::wait_for_items() {
+// Also marks the beginning of a phase.
+bool ThreadPool::alone() {
+    phase_start_ = Clock::now();
+    return phase_start_ < alone_until_;
+}
+
+bool ThreadPool::spin_for_items() const {
     const uint32_t total = static_cast<uint32_t>(items_);
     for (int i = 0; i < spin_; ++i) {
-        if (done_.load(std::memory_order_acquire) == total) return;
+        if (done_.load(std::memory_order_acquire) == total) return true;
         pause_briefly();
     }
+    return false;
+}
+
+void ThreadPool::sleep_for_items() {
+    const Clock::time_point since = Clock::now();
+    const uint32_t total = static_cast<uint32_t>(items_);
     caller_sleeps_.store(true);
     for (uint32_t done = done_.load(); done != total; done = done_.load()) sleep_while_equal(done_, done);
     caller_sleeps_.store(false);
+    judge_wait(since);
+}
+
+void ThreadPool::note_good_phase() {
+    if (++good_phases_ >= kForgiven) penalty_ = kShortestPenalty;
+}
+
+void ThreadPool::judge_wait(Clock::time_point since) {
+    const Clock::time_point now = Clock::now();
+    if (now - since < kStall + (since - phase_start_)) {
+        note_good_phase();
+        return;
+    }
+    good_phases_ = 0;
+    alone_until_ = now + penalty_;
+    penalty_ = std::min(2 * penalty_, kLongestPenalty);
 }
 
 uint32_t ThreadPool::wait_for_phase(uint32_t seen) {
