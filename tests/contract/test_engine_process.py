@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -74,9 +75,16 @@ async def collect(call: Call, timeout_s: float = 60.0) -> tuple[list[int], engin
     return tokens, finish
 
 
-async def failure(call: Call, timeout_s: float = 30.0) -> grpc.aio.AioRpcError:
+async def read_all(call: Any, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def failure(call: grpc.aio.Call, timeout_s: float = 30.0) -> grpc.aio.AioRpcError:
+    """The error that the call ends with, whatever it sends before."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(call, timeout_s)
+        await read_all(call, timeout_s)
     return caught.value
 
 
@@ -225,7 +233,7 @@ async def test_killed_engine_process_ends_streams_and_the_service(hist: Path) ->
                 await call.read()
             killed = time.monotonic()
             os.kill(engine.engine_pid, signal.SIGKILL)
-            errors = await asyncio.gather(*(failure(call) for call in [*calls, session]))  # type: ignore[list-item]
+            errors = await asyncio.gather(*(failure(call) for call in [*calls, session]))
             assert time.monotonic() - killed < 1.0
         assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
         assert await asyncio.to_thread(engine.wait_exit, 5.0) == 1
@@ -275,7 +283,7 @@ async def test_sigterm_drains(hist: Path) -> None:
             tokens, finish = await collect(running)
             assert len(first.token_ids) + len(tokens) == finish.usage.completion_tokens == 400
             assert finish.reason == outcome_pb2.FINISH_REASON_LENGTH
-            ended = await failure(session)  # type: ignore[arg-type]
+            ended = await failure(session)
             assert ended.code() is grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(engine.wait_exit, 10.0) == 0
         with pytest.raises(ProcessLookupError):

@@ -1,7 +1,8 @@
 """EngineService over real sockets, with the real scheduler, loop and mailbox and a scripted worker."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -56,6 +57,23 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 (the state of another thread)
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def slow_steps(service: ScriptedService) -> AsyncIterator[None]:
+    """Lets the gated engine step every few milliseconds, so that a command reaches it before its request ends."""
+
+    async def step() -> None:
+        while True:
+            service.worker.allow()
+            await asyncio.sleep(0.005)
+
+    stepping = asyncio.create_task(step())
+    try:
+        yield
+    finally:
+        stepping.cancel()
+        service.worker.open_gate()
 
 
 async def read_all(call: Any, received: list[int]) -> None:
@@ -302,12 +320,10 @@ async def test_cancelled_call_frees_its_blocks() -> None:
     async with scripted_service(gated=True) as service:
         tasks = len(asyncio.all_tasks())
         call = service.stub.Generate(generate_request([3, 4], 400))
-        service.worker.allow(3)
-        await call.read()
-        call.cancel()
-        await until(lambda: service.worker.plans[-1].step >= 3)
-        service.worker.open_gate()
-        await until(lambda: service.handle.num_live == 0)
+        async with slow_steps(service):
+            await call.read()
+            call.cancel()
+            await until(lambda: service.handle.num_live == 0)
         await until(lambda: service.metric("running_requests") == 0)
         assert service.metric("kv_blocks", state="used") == 0
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
@@ -355,6 +371,23 @@ async def test_the_end_of_a_session_ends_its_requests(style: str) -> None:
         await until(lambda: service.metric("kv_blocks", state="used") == 0)
 
 
+async def test_sessions_cut_in_mid_stream_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """B041, B123: whatever the moment, no error line, no live request, no task."""
+    async with scripted_service() as service:
+        tasks = len(asyncio.all_tasks())
+        for index in range(30):
+            call = await open_session(service)
+            for handle in range(4):
+                await submit(call, handle, token_request([handle + 1], 450))
+            for _ in range(index % 4):
+                await read_outputs(call)
+            call.cancel()
+        await until(lambda: service.handle.num_live == 0)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+        await until(lambda: service.metric("kv_blocks", state="used") == 0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_cancel_in_a_session() -> None:
     async with scripted_service(gated=True) as service:
         call = await open_session(service)
@@ -363,8 +396,8 @@ async def test_cancel_in_a_session() -> None:
         await until(lambda: service.handle.num_live == 2)
         for handle in (1, 1, 99):
             await cancel(call, handle)
-        service.worker.open_gate()
-        finished = await read_until_finished(call, {1, 2})
+        async with slow_steps(service):
+            finished = await read_until_finished(call, {1, 2})
         tokens, finish = finished[1]
         assert (finish.reason, finish.error.grpc_code) == (outcome_pb2.FINISH_REASON_ABORT, 1)
         assert finish.usage.completion_tokens == len(tokens)
@@ -377,14 +410,11 @@ async def test_abort_table() -> None:
         aborted = service.stub.Generate(generate_request([1], 400, request_id="long"))
         other = service.stub.Generate(generate_request([2], 30, request_id="other"))
         await until(lambda: service.handle.num_live == 2)
-        service.worker.allow(3)
-        received = list((await aborted.read()).token_ids)  # type: ignore[union-attr]
-        abort = service.stub.Abort(
-            engine_pb2.AbortRequest(request_ids=["long", "long", "nobody", *(f"x{i}" for i in range(256))])
-        )
-        service.worker.open_gate()
-        await asyncio.wait_for(abort, WAIT_S)
-        assert (await failure(aborted, received)).code() is grpc.StatusCode.CANCELLED
+        names = ["long", "long", "nobody", *(f"x{i}" for i in range(256))]
+        async with slow_steps(service):
+            received = list((await aborted.read()).token_ids)  # type: ignore[union-attr]
+            await asyncio.wait_for(service.stub.Abort(engine_pb2.AbortRequest(request_ids=names)), WAIT_S)
+            assert (await failure(aborted, received)).code() is grpc.StatusCode.CANCELLED
         assert received == continuation([1], 400)[: len(received)]
         await service.stub.Abort(engine_pb2.AbortRequest(request_ids=["long", "other", ""]))
         await service.stub.Abort(engine_pb2.AbortRequest())
@@ -398,9 +428,8 @@ async def test_abort_256_at_once() -> None:
         names = [f"r{i}" for i in range(256)]
         calls = [service.stub.Generate(generate_request([i + 1], 400, name)) for i, name in enumerate(names)]
         await until(lambda: service.handle.num_live == 256)
-        abort = service.stub.Abort(engine_pb2.AbortRequest(request_ids=names))
-        service.worker.open_gate()
-        await asyncio.wait_for(abort, WAIT_S)
+        async with slow_steps(service):
+            await asyncio.wait_for(service.stub.Abort(engine_pb2.AbortRequest(request_ids=names)), WAIT_S)
         assert service.handle.num_live == 0
         assert {(await failure(call)).code() for call in calls} == {grpc.StatusCode.CANCELLED}
         assert (await collect(service.stub.Generate(generate_request([9], 3))))[0] == continuation([9], 3)
@@ -580,11 +609,13 @@ async def test_load_and_metrics_return_to_idle_after_mixed_ends() -> None:
             *(collect(service.stub.Generate(generate_request([8], 6))) for _ in range(10)),
             *(failure(service.stub.Generate(generate_request([], 6))) for _ in range(10)),
         )
+        service.worker.close_gate()
         cancelled = [service.stub.Generate(generate_request([9], 490)) for _ in range(10)]
-        for call in cancelled:
-            await call.read()
-            call.cancel()
-        await until(lambda: service.handle.num_live == 0)
+        async with slow_steps(service):
+            for call in cancelled:
+                await call.read()
+                call.cancel()
+            await until(lambda: service.handle.num_live == 0)
         await until(lambda: service.metric("running_requests") == 0)
         outcomes = {
             tuple(sample.labels[name] for name in ("outcome", "code")): sample.value
