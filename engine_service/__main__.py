@@ -107,9 +107,7 @@ def _add_service(
     engine_pb2_grpc.add_EngineServiceServicer_to_server(service, grpc_server)
 
 
-async def _listen(
-    grpc_server: grpc.aio.Server, server: ServerConfig, registry: CollectorRegistry
-) -> MetricsServer:
+async def _listen(grpc_server: grpc.aio.Server, server: ServerConfig, registry: CollectorRegistry) -> MetricsServer:
     grpc_port = bind(grpc_server, server.host, server.port)
     metrics_server = start_metrics_server(registry, server.metrics_host, server.metrics_port)
     await grpc_server.start()

@@ -59,9 +59,7 @@ class EngineSettings(ServiceSettings):
     port: Port = Field(50051, description="gRPC port; 0: any free one")
     metrics_host: str = Field("127.0.0.1", description="address to listen on for Prometheus")
     metrics_port: Port = Field(9091, description="Prometheus port; 0: any free one")
-    device: Literal["cpu", "cuda", "auto"] = Field(
-        "auto", description="cpu, cuda or auto (cuda where there is one)"
-    )
+    device: Literal["cpu", "cuda", "auto"] = Field("auto", description="cpu, cuda or auto (cuda where there is one)")
     dtype: DtypeName = Field(
         "auto", description="auto (the checkpoint's), float32, bfloat16 or float16: of weights and KV cache"
     )
@@ -101,9 +99,7 @@ class EngineSettings(ServiceSettings):
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
-    drain_timeout: float = Field(
-        30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM"
-    )
+    drain_timeout: float = Field(30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM")
     restart_engine: bool = Field(
         False, description="start a fresh engine process when it dies, instead of exiting non-zero"
     )
@@ -113,9 +109,7 @@ class EngineSettings(ServiceSettings):
     max_unread_tokens: int = Field(
         65_536, ge=1, description="tokens a slow reader may leave unread before its request is cancelled"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug, info, warning or error"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
 
     @field_validator("host", "metrics_host")
@@ -129,9 +123,7 @@ class EngineSettings(ServiceSettings):
     def _step_is_possible(self) -> Self:
         chunk = self.prefill_chunk_size
         if chunk is not None and chunk > self.step_token_budget:
-            raise ValueError(
-                f"--prefill-chunk-size {chunk:,} exceeds --step-token-budget {self.step_token_budget:,}"
-            )
+            raise ValueError(f"--prefill-chunk-size {chunk:,} exceeds --step-token-budget {self.step_token_budget:,}")
         if self.max_num_requests is not None and self.max_num_requests > self.step_token_budget:
             raise ValueError(
                 f"--max-num-requests {self.max_num_requests:,} exceeds --step-token-budget "

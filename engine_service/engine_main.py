@@ -88,9 +88,7 @@ def _prepare_model(reference: str) -> Path:
     return resolve_model_folder(reference)
 
 
-def build_engine(
-    config: EngineConfig, folder: Path, mailbox: EngineMailbox
-) -> tuple[EngineLoop, EngineReady]:
+def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
     """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
     from engine_service.worker.worker import build_worker
 
@@ -120,9 +118,7 @@ def build_engine(
         clock=time.monotonic,
         overlap=scheduling.overlap,
     )
-    return loop, EngineReady(
-        _engine_info(info, limits, folder, scheduling.max_num_requests), scheduler.stats()
-    )
+    return loop, EngineReady(_engine_info(info, limits, folder, scheduling.max_num_requests), scheduler.stats())
 
 
 def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
