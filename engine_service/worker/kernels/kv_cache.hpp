@@ -33,22 +33,36 @@ public:
     // a pair (2 i and 2 i + 1) must not be written by two threads at once: the first also clears the second,
     // so that no leftover of an earlier owner, a NaN perhaps, is multiplied by a weight of zero.
     void write(int64_t slot, int kv_head, const float* key, const float* value) {
-        constexpr int depth = kDepth<T>;
         const int lane = static_cast<int>(slot % kGroupSlots);
         const size_t at = offset(slot / kGroupSlots, kv_head);
-        T* keys = keys_.data() + at + static_cast<size_t>(lane) * depth;
-        for (int d = 0; d < head_; d += depth) {
-            for (int i = 0; i < depth; ++i) keys[d * kGroupSlots + i] = from_float<T>(key[d + i]);
-        }
-        const int member = lane % depth;
-        T* values = values_.data() + at + static_cast<size_t>(lane / depth) * static_cast<size_t>(head_) * depth;
-        for (int d = 0; d < head_; ++d) {
-            values[d * depth + member] = from_float<T>(value[d]);
-            for (int i = member + 1; i < depth; ++i) values[d * depth + i] = T{};
-        }
+        write_lane(keys_.data() + at, values_.data() + at, lane, key, value);
     }
 
 private:
+    void write_lane(float* keys, float* values, int lane, const float* key, const float* value) {
+        for (int d = 0; d < head_; ++d) keys[d * kGroupSlots + lane] = key[d];
+        std::memcpy(values + static_cast<ptrdiff_t>(lane) * head_, value, static_cast<size_t>(head_) * sizeof(float));
+    }
+
+    // A pair is one 32-bit word: of keys two numbers of a lane, of values two lanes' number.
+    void write_lane(bf16* keys, bf16* values, int lane, const float* key, const float* value) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(keys) + lane;
+        for (int d = 0; d < head_; d += kLanes) {
+            bf16 halves[kLanes];
+            store(halves, load(key + d));
+            for (int i = 0; i < kLanes; i += 2) std::memcpy(words + (d + i) / 2 * kGroupSlots, halves + i, sizeof *words);
+        }
+        words = reinterpret_cast<uint32_t*>(values) + static_cast<ptrdiff_t>(lane / 2) * head_;
+        for (int d = 0; d < head_; d += kLanes) {
+            bf16 halves[kLanes];
+            store(halves, load(value + d));
+            for (int i = 0; i < kLanes; ++i) {
+                const uint32_t half = halves[i].bits;
+                words[d + i] = lane % 2 == 0 ? half : (words[d + i] & 0xffffu) | half << 16;
+            }
+        }
+    }
+
     size_t numbers(int64_t groups) const {
         return static_cast<size_t>(groups) * static_cast<size_t>(kv_heads_) * static_cast<size_t>(head_) * kGroupSlots;
     }

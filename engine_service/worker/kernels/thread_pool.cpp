@@ -11,14 +11,13 @@
 namespace tokenwire {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::microseconds;
-
-// A wait longer than this, and than the caller's own work in the phase, means a helper was put aside.
-constexpr microseconds kStall{200};
-constexpr microseconds kShortestPenalty{5'000}, kLongestPenalty{160'000};
-// Phases without a stall after which an earlier one is forgotten: about ten decode steps.
-constexpr int kForgiven = 2000;
+// The team's account is bounded above, so that old gains do not hide a change; below it, the caller goes alone.
+constexpr double kMostGain = 1e-3, kMostLoss = 1e-3;
+constexpr double kShortestPenalty = 5e-3, kLongestPenalty = 160e-3;
+// A gain after which earlier losses are forgotten.
+constexpr double kForgiven = 20e-3;
+// One thread alone has the memory for itself: it needs less than the sum of what the threads need.
+constexpr double kAloneFaster = 0.8;
 
 void sleep_while_equal(std::atomic<uint32_t>& word, uint32_t value) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -91,7 +90,8 @@ void ThreadPool::execute(int thread, const Claim& taken) {
     }
 }
 
-void ThreadPool::take_part(int thread) {
+// Returns the number of items done.
+int ThreadPool::take_part(int thread) {
     int finished = 0;
     for (int i = 0; i < threads_; ++i) {
         const int victim = (thread + i) % threads_;
@@ -102,6 +102,7 @@ void ThreadPool::take_part(int thread) {
         }
     }
     if (finished > 0) report(finished);
+    return finished;
 }
 
 void ThreadPool::report(int count) {
@@ -126,27 +127,24 @@ bool ThreadPool::spin_for_items() const {
 }
 
 void ThreadPool::sleep_for_items() {
-    const Clock::time_point since = Clock::now();
     const uint32_t total = static_cast<uint32_t>(items_);
     caller_sleeps_.store(true);
     for (uint32_t done = done_.load(); done != total; done = done_.load()) sleep_while_equal(done_, done);
     caller_sleeps_.store(false);
-    judge_wait(since);
 }
 
-void ThreadPool::note_good_phase() {
-    if (++good_phases_ >= kForgiven) penalty_ = kShortestPenalty;
-}
-
-void ThreadPool::judge_wait(Clock::time_point since) {
-    const Clock::time_point now = Clock::now();
-    if (now - since < kStall + (since - phase_start_)) {
-        note_good_phase();
-        return;
-    }
-    good_phases_ = 0;
-    alone_until_ = now + penalty_;
-    penalty_ = std::min(2 * penalty_, kLongestPenalty);
+// Compares the phase with what the caller, at the speed of its `own` items, would have needed for all.
+void ThreadPool::judge(int own, Clock::time_point worked) {
+    const Clock::time_point end = Clock::now();
+    const Seconds one_thread = kAloneFaster * (worked - phase_start_) * items_ / std::max(own, 1);
+    const Seconds gain = one_thread - (end - phase_start_);
+    gain_ = std::min(gain_ + gain, Seconds(kMostGain));
+    earned_ += gain;
+    if (earned_.count() > kForgiven) penalty_ = Seconds(kShortestPenalty);
+    if (gain_.count() > -kMostLoss) return;
+    alone_until_ = end + std::chrono::duration_cast<Clock::duration>(penalty_);
+    penalty_ = std::min(2 * penalty_, Seconds(kLongestPenalty));
+    gain_ = earned_ = Seconds(0);
 }
 
 uint32_t ThreadPool::wait_for_phase(uint32_t seen) {

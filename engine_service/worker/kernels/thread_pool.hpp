@@ -3,9 +3,10 @@
 // Each phase gives every thread a contiguous run of items; who is done takes items from the end of another
 // thread's run. A phase ends when all items are done, not when all threads have arrived: a helper that the
 // operating system has put aside never holds up the phase unless it had already taken an item. Waiting
-// spins for a short while and then sleeps (futex), so a busy neighbour on the core is not fought with. When a
-// helper with an item in hand was put aside all the same, the caller works alone for some milliseconds, longer
-// each time it happens again: on a crowded machine the team costs little more than one thread.
+// spins for a short while and then sleeps (futex), so a busy neighbour on the core is not fought with. The caller
+// keeps account of what the team gains over one thread; when helpers with items in hand are put aside so often
+// that it loses, it works alone for some milliseconds, longer each time: on a crowded machine the team costs
+// little more than one thread.
 // Which thread computes an item never changes its result.
 // Must not know: what the items are.
 #pragma once
@@ -40,11 +41,15 @@ public:
             return;
         }
         publish(items, grain, &call<std::remove_reference_t<Work>>, &work);
-        take_part(0);
-        spin_for_items() ? note_good_phase() : sleep_for_items();
+        const int own = take_part(0);
+        const Clock::time_point worked = Clock::now();
+        if (!spin_for_items()) sleep_for_items();
+        judge(own, worked);
     }
 
 private:
+    using Clock = std::chrono::steady_clock;
+    using Seconds = std::chrono::duration<double>;
     using Task = void (*)(void* work, int thread, int begin, int end, int next);
 
     struct Claim {
@@ -62,15 +67,14 @@ private:
     }
 
     void publish(int items, int grain, Task task, void* work);
-    void take_part(int thread);
+    int take_part(int thread);
     bool claim(int victim, bool own, Claim& taken);
     void execute(int thread, const Claim& taken);
     void report(int count);
     bool alone();
     bool spin_for_items() const;
     void sleep_for_items();
-    void note_good_phase();
-    void judge_wait(std::chrono::steady_clock::time_point since);
+    void judge(int own, Clock::time_point worked);
     void help(int thread);
     uint32_t wait_for_phase(uint32_t seen);
 
@@ -82,10 +86,10 @@ private:
     int items_ = 0;
     int grain_ = 1;
     std::unique_ptr<Range[]> ranges_;
-    // The caller's own: when the phase began, until when it works alone, and how long it will the next time.
-    std::chrono::steady_clock::time_point phase_start_{}, alone_until_{};
-    std::chrono::microseconds penalty_;
-    int good_phases_ = 0;
+    // The caller's own account: when the phase began, what the team gained of late and since it last lost, until
+    // when to work alone, and for how long the next time.
+    Clock::time_point phase_start_{}, alone_until_{};
+    Seconds gain_{0}, earned_{0}, penalty_;
     alignas(64) std::atomic<uint32_t> phase_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
