@@ -6,12 +6,8 @@
 
 namespace tokenwire {
 
-// Rows of the register tile (see micro_kernel.hpp); AArch64 has 32 registers of four, x86-64 has 16.
-#ifdef __aarch64__
-constexpr int kMaxRows = 2;
-#else
-constexpr int kMaxRows = 1;
-#endif
+// Rows of the register tile (see micro_kernel.hpp), measured with SSE2; AArch64 has twice the registers.
+constexpr int kMaxRows = 3;
 
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourInts __attribute__((vector_size(16)));
