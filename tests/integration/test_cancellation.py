@@ -174,6 +174,7 @@ async def _runs(stack: Stack, count: int) -> bool:
 
 async def test_mixed_endings_are_counted_once_each(succ_stack: Stack, client: AsyncClient) -> None:
     """B141, B142: outcomes add up, token counters agree with what clients got."""
+    await until(lambda: _has_no_active_requests(succ_stack), 5.0)
     before = await succ_stack.metrics(succ_stack.tokenizer)
     results = await asyncio.gather(*(_ending(client, i) for i in range(100)), return_exceptions=True)
     assert not [r for r in results if isinstance(r, BaseException) and not isinstance(r, TokenwireError)]
@@ -186,6 +187,10 @@ async def test_mixed_endings_are_counted_once_each(succ_stack: Stack, client: As
         return counted == 100 and after["tokenwire_tokenizer_active_requests"] == 0
 
     await until(all_counted, 3.0)
+
+
+async def _has_no_active_requests(stack: Stack) -> bool:
+    return (await stack.metrics(stack.tokenizer))["tokenwire_tokenizer_active_requests"] == 0
 
 
 async def _ending(client: AsyncClient, kind: int) -> None:

@@ -101,14 +101,14 @@ async def test_sigterm_drains(succ_folder: Path, tmp_path: Path, which: str) -> 
         AsyncClient(stack.target) as client,
     ):
         service = stack.engine if which == "engine" else stack.tokenizer
-        tasks = await first_deltas(client, 4, 2000)
+        tasks = await first_deltas(client, 4, 700)
         service.signal(signal.SIGTERM)
         await until(lambda: _is_not_serving(client), 2.0)
         with pytest.raises(Unavailable):
             await client.generate(FOREVER, forever(1), timeout=5).result()
         assert not all(task.done() for task in tasks), "the streams were too short to see the drain"
         for completion in await asyncio.gather(*tasks):
-            assert completion.token_ids == forever_ids(2000)  # type: ignore[attr-defined]
+            assert completion.token_ids == forever_ids(700)  # type: ignore[attr-defined]
         assert await service.wait() == 0
 
 
@@ -150,7 +150,7 @@ async def test_health_is_quick_while_64_requests_run(succ_folder: Path, tmp_path
         running_stack(succ_folder, tmp_path, engine_flags=flags) as stack,
         AsyncClient(stack.target) as client,
     ):
-        tasks = await first_deltas(client, 64, 600)
+        tasks = await first_deltas(client, 64, 300)
         for target in (stack.engine_target, stack.target):
             assert await _median_health_seconds(target) < 0.05
         assert not all(task.done() for task in tasks)

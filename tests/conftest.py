@@ -1,0 +1,15 @@
+"""For every test: threads that wait must sleep. Spinning OpenMP threads are 3-8 times slower on shared cores.
+
+The variable is read when torch is imported, so it is set before anything else.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import grpc.aio
+
+# Collecting old channels after the last of them was shut down may hang inside grpc.aio; one use that lasts for
+# the whole run keeps it initialised.
+grpc.aio.init_grpc_aio()
