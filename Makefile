@@ -41,7 +41,7 @@ lint: setup ## style, types, import rules, protos
 	cd protos && ../$(BIN)/buf lint
 
 test: lint ## everything that must be green: lint, then the whole default suite
-	$(BIN)/python -m pytest -m "not slow and not gpu and not load"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu and not load"
 
 protos: setup ## regenerate the stubs
 	$(BIN)/python protos/generate.py
