@@ -24,7 +24,13 @@ from engine_service.worker.kernels.build import (
     read_cpu_flags,
     runnable_variants,
 )
-from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, StepBatch, build_cpu_model
+from engine_service.worker.kernels.cpu_model import (
+    CpuModel,
+    PoolSize,
+    StepBatch,
+    WeightFormat,
+    build_cpu_model,
+)
 from engine_service.worker.kernels.decoder_shape import Unsupported
 from engine_service.worker.kernels.library import DEFAULT_SPIN, KernelLibrary, ThreadTeam
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
@@ -122,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--spin", type=int, default=DEFAULT_SPIN)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--weights", choices=[f.value for f in WeightFormat], default=WeightFormat.PLAIN.value)
     parser.add_argument("--variant", choices=[v.value for v in Variant], default=None)
     parser.add_argument("--seconds", type=float, default=2.0, help="per case")
     parser.add_argument("--cases", nargs="+", default=None, help="names such as b1 or 512+8")
@@ -136,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Measured] = []
     for threads in options.threads:
         with ThreadTeam(KernelLibrary(made), threads, options.spin) as team:
-            results += run(options.model, getattr(torch, options.dtype), cases, team, options.seconds)
+            model = build(options.model, getattr(torch, options.dtype), WeightFormat(options.weights), cases, team)
+            print(f"{team.library.variant}, {threads} threads, weights {model.weight_bytes / 1e6:.0f} MB")
+            results += [measure(model, case, threads, options.seconds) for case in cases]
+            model.close()
     show(results)
     if options.json:
         with open(options.json, "w") as file:
@@ -144,18 +154,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(reference: str, dtype: torch.dtype, cases: Sequence[Case], team: ThreadTeam, seconds: float) -> list[Measured]:
-    """All cases on one model."""
+def build(
+    reference: str, dtype: torch.dtype, weight_format: WeightFormat, cases: Sequence[Case], team: ThreadTeam
+) -> CpuModel:
+    """The model, with a pool that holds the largest case."""
     folder = resolve_model_folder(reference)
     pool = PoolSize(max(case.blocks for case in cases), BLOCK_SIZE)
-    checkpoint = LazyCheckpoint(folder)
-    model = build_cpu_model(checkpoint, AutoConfig.from_pretrained(folder), pool, dtype, 8192, team)
+    config = AutoConfig.from_pretrained(folder)
+    model = build_cpu_model(LazyCheckpoint(folder), config, pool, dtype, 8192, team, weight_format)
     if isinstance(model, Unsupported):
         raise SystemExit(model.reason)
-    print(f"{team.library.variant}, {team.threads} threads, weights {model.weight_bytes / 1e6:.0f} MB")
-    results = [measure(model, case, team.threads, seconds) for case in cases]
-    model.close()
-    return results
+    return model
 
 
 def show(results: Sequence[Measured]) -> None:

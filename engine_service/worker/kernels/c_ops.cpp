@@ -4,34 +4,46 @@
 
 #include "c_api.hpp"
 #include "gemm.hpp"
+#include "int4.hpp"
 #include "paged.hpp"
 
 using namespace tokenwire;
 
 namespace {
 
-// A packed weight of either number type, with the rows of its last product.
+// Copies floats to rows of activations of `stride` numbers, zero past `columns`.
 template <class Weight>
-struct Matrix {
-    PackedWeight<Weight> weight;
-    Buffer<Act<Weight>> act;
+Rows<Weight> arrange(Buffer<Act<Weight>>& act, const float* input, int rows, int columns, int stride) {
+    act.reserve(static_cast<size_t>(rows) * static_cast<size_t>(stride));
+    for (int r = 0; r < rows; ++r) {
+        Act<Weight>* row = act.data() + static_cast<ptrdiff_t>(r) * stride;
+        for (int k = 0; k < stride; ++k) {
+            row[k] = from_float<Act<Weight>>(k < columns ? input[static_cast<ptrdiff_t>(r) * columns + k] : 0.0f);
+        }
+    }
+    return {act.data(), stride, rows};
+}
+
+// A packed weight of one of the three kinds.
+struct MatrixHandle {
+    PackedWeight<float> single;
+    PackedWeight<bf16> half;
+    PackedInt4 four_bit;
+    Buffer<float> single_act, sums;
+    Buffer<Act<bf16>> half_act;
 
     void multiply_rows(const float* input, int rows, int columns, float* out, ThreadPool& pool) {
-        const int stride = weight.padded_inputs();
-        act.reserve(static_cast<size_t>(rows) * static_cast<size_t>(stride));
-        for (int r = 0; r < rows; ++r) {
-            for (int k = 0; k < stride; ++k) {
-                act[static_cast<size_t>(r) * static_cast<size_t>(stride) + static_cast<size_t>(k)] =
-                    from_float<Act<Weight>>(k < columns ? input[static_cast<ptrdiff_t>(r) * columns + k] : 0.0f);
-            }
+        if (single.blocks() > 0) {
+            const Rows<float> act = arrange<float>(single_act, input, rows, columns, single.padded_inputs());
+            multiply<float>(act, single, pool, StoreExact{out, single.outputs()});
+        } else if (half.blocks() > 0) {
+            const Rows<bf16> act = arrange<bf16>(half_act, input, rows, columns, half.padded_inputs());
+            multiply<bf16>(act, half, pool, StoreExact{out, half.outputs()});
+        } else {
+            const Rows<bf16> act = arrange<bf16>(half_act, input, rows, columns, columns);
+            multiply_int4(act, four_bit, sums, pool, StoreExact{out, four_bit.outputs()});
         }
-        multiply<Weight>({act.data(), stride, rows}, weight, pool, StoreExact{out, weight.outputs()});
     }
-};
-
-struct MatrixHandle {
-    std::unique_ptr<Matrix<float>> single;
-    std::unique_ptr<Matrix<bf16>> half;
 };
 
 struct PagedHandle {
@@ -46,17 +58,19 @@ Heads<T> heads(const void* data, int64_t token_stride, int64_t head_stride) {
 
 }  // namespace
 
-TOKENWIRE_API void* tokenwire_matrix_create(int type, const void* data, int rows, int columns, void* pool, char* error) {
+// `four_bit` quantizes a bfloat16 matrix whose columns are a multiple of 32.
+TOKENWIRE_API void* tokenwire_matrix_create(int type, int four_bit, const void* data, int rows, int columns, void* pool,
+                                            char* error) {
     MatrixHandle* handle = nullptr;
     guarded(error, [&] {
         auto made = std::make_unique<MatrixHandle>();
         ThreadPool& team = *static_cast<ThreadPool*>(pool);
         if (static_cast<NumberType>(type) == NumberType::kFloat32) {
-            made->single = std::make_unique<Matrix<float>>();
-            made->single->weight = PackedWeight<float>(static_cast<const float*>(data), rows, columns, team);
+            made->single = PackedWeight<float>(static_cast<const float*>(data), rows, columns, team);
+        } else if (four_bit != 0) {
+            made->four_bit = PackedInt4(static_cast<const bf16*>(data), rows, columns, team);
         } else {
-            made->half = std::make_unique<Matrix<bf16>>();
-            made->half->weight = PackedWeight<bf16>(static_cast<const bf16*>(data), rows, columns, team);
+            made->half = PackedWeight<bf16>(static_cast<const bf16*>(data), rows, columns, team);
         }
         handle = made.release();
     });
@@ -69,13 +83,7 @@ TOKENWIRE_API void tokenwire_matrix_destroy(void* handle) { delete static_cast<M
 TOKENWIRE_API int tokenwire_matrix_multiply(void* handle, const float* input, int rows, int columns, float* out,
                                             void* pool, char* error) {
     return guarded(error, [&] {
-        auto* matrix = static_cast<MatrixHandle*>(handle);
-        ThreadPool& team = *static_cast<ThreadPool*>(pool);
-        if (matrix->single) {
-            matrix->single->multiply_rows(input, rows, columns, out, team);
-        } else {
-            matrix->half->multiply_rows(input, rows, columns, out, team);
-        }
+        static_cast<MatrixHandle*>(handle)->multiply_rows(input, rows, columns, out, *static_cast<ThreadPool*>(pool));
     });
 }
 

@@ -7,7 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import torch
@@ -44,6 +44,20 @@ class _Part(IntEnum):
     POST_NORM = 12
     GATE_UP = 13
     DOWN = 14
+
+
+class WeightFormat(Enum):
+    """How the layers' matrices are kept; the head and the embedding stay as they are.
+
+    FOUR_BIT: groups of 32 with scale and minimum, five bits a weight in all, for small batches. Beyond four
+    rows or so it is slower than PLAIN. Needs bfloat16.
+    """
+
+    PLAIN = "plain"
+    FOUR_BIT = "int4"
+
+
+_FOUR_BIT_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +115,14 @@ class CpuModel:
         pool: PoolSize,
         dtype: torch.dtype,
         team: ThreadTeam,
+        weight_format: WeightFormat = WeightFormat.PLAIN,
     ) -> None:
         """Packs `weights` layer by layer, so a lazy mapping never holds the model twice; `rotary` are the
         tables of `rotary_tables`, whose length bounds the positions. KeyError for a missing weight."""
         self.shape = shape
         self._team = team
         self._library = team.library
-        config = _config_struct(shape, pool, len(rotary[0]))
+        config = _config_struct(shape, pool, len(rotary[0]), weight_format)
         number = NumberType.of(dtype)
         self._handle = self._library.create("decoder_create", ctypes.byref(config), number, team.handle)
         self._end = weakref.finalize(self, self._library.call, "decoder_destroy", self._handle)
@@ -187,12 +202,19 @@ def build_cpu_model(
     dtype: torch.dtype,
     max_positions: int,
     team: ThreadTeam,
+    weight_format: WeightFormat = WeightFormat.PLAIN,
 ) -> CpuModel | Unsupported:
     """The fused model of a transformers configuration, or why there is none."""
     shape = decoder_shape(config)
     if isinstance(shape, Unsupported):
         return shape
-    return CpuModel(weights, shape, rotary_tables(config, max_positions), pool, dtype, team)
+    if weight_format is WeightFormat.FOUR_BIT:
+        if dtype is not torch.bfloat16:
+            return Unsupported(f"four-bit weights need bfloat16, not {dtype}")
+        if shape.hidden % _FOUR_BIT_GROUP or shape.intermediate % _FOUR_BIT_GROUP:
+            sizes = f"{shape.hidden} and {shape.intermediate}"
+            return Unsupported(f"four-bit weights need sizes that are multiples of {_FOUR_BIT_GROUP}, not {sizes}")
+    return CpuModel(weights, shape, rotary_tables(config, max_positions), pool, dtype, team, weight_format)
 
 
 def kv_bytes_per_block(shape: DecoderShape, block_size: int, dtype: torch.dtype) -> int:
@@ -224,7 +246,9 @@ def _check(batch: StepBatch) -> None:
             raise ValueError(f"{field.name} must be a contiguous {wanted} CPU tensor")
 
 
-def _config_struct(shape: DecoderShape, pool: PoolSize, positions: int) -> DecoderConfigStruct:
+def _config_struct(
+    shape: DecoderShape, pool: PoolSize, positions: int, weight_format: WeightFormat
+) -> DecoderConfigStruct:
     return DecoderConfigStruct(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -238,4 +262,5 @@ def _config_struct(shape: DecoderShape, pool: PoolSize, positions: int) -> Decod
         block_size=pool.block_size,
         epsilon=shape.epsilon,
         scale=shape.head_size**-0.5,
+        four_bit=weight_format is WeightFormat.FOUR_BIT,
     )

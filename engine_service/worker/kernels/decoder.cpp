@@ -3,6 +3,7 @@
 #include "decoder.hpp"
 
 #include <limits>
+#include <type_traits>
 
 #include "elementwise.hpp"
 
@@ -64,6 +65,18 @@ void Decoder<Weight>::for_rows(int rows, Work&& work) {
 }
 
 template <class Weight>
+template <class Finish>
+void Decoder<Weight>::project(const Rows<Weight>& rows, const Linear<Weight>& weight, Finish&& finish) {
+    if constexpr (std::is_same_v<Weight, bf16>) {
+        if (weight.four_bit.blocks() > 0) {
+            multiply_int4(rows, weight.four_bit, group_sums_, pool_, finish);
+            return;
+        }
+    }
+    multiply<Weight>(rows, weight.full, pool_, finish);
+}
+
+template <class Weight>
 void Decoder<Weight>::embed(const DecoderStep& step) {
     Timer timer(times_, Stage::kEmbed);
     for_rows(step.batch.tokens, [&](int row) {
@@ -102,7 +115,7 @@ void Decoder<Weight>::run_layer(const DecoderStep& step, int index) {
     {
         Timer timer(times_, Stage::kQkv);
         const float* bias = layer.qkv_bias.data();
-        multiply<Weight>({normed_.data(), row_, rows}, layer.qkv, pool_, StoreTile{projected_.data(), qkv_, bias});
+        project({normed_.data(), row_, rows}, layer.qkv, StoreTile{projected_.data(), qkv_, bias});
     }
     rotate_and_write(step, layer);
     {
@@ -113,15 +126,15 @@ void Decoder<Weight>::run_layer(const DecoderStep& step, int index) {
     {
         Timer timer(times_, Stage::kOutput);
         const float* bias = layer.output_bias.data();
-        multiply<Weight>({attended_.data(), heads, rows}, layer.output, pool_, AddTile{residual_.data(), row_, bias});
+        project({attended_.data(), heads, rows}, layer.output, AddTile{residual_.data(), row_, bias});
     }
     normalise(layer.post_norm.data(), rows);
     {
         Timer timer(times_, Stage::kGateUp);
-        multiply<Weight>({normed_.data(), row_, rows}, layer.gate_up, pool_, GateTile<T>{gated_rows_.data(), gated_});
+        project({normed_.data(), row_, rows}, layer.gate_up, GateTile<T>{gated_rows_.data(), gated_});
     }
     Timer timer(times_, Stage::kDown);
-    multiply<Weight>({gated_rows_.data(), gated_, rows}, layer.down, pool_, AddTile{residual_.data(), row_, nullptr});
+    project({gated_rows_.data(), gated_, rows}, layer.down, AddTile{residual_.data(), row_, nullptr});
 }
 
 template <class Weight>
@@ -224,11 +237,11 @@ void Decoder<Weight>::run_head(const DecoderStep& step) {
     std::fill_n(best_index_.data(), all, std::numeric_limits<int64_t>::max());
     std::fill_n(finite_.data(), all * kLanes, 0.0f);
     const Rows<Weight> act{normed_.data(), row_, step.sampled};
-    pool_.run(lm_head_.blocks(), lm_head_.blocks(), [&](int thread, int begin, int end, int next) {
+    pool_.run(lm_head_.full.blocks(), lm_head_.full.blocks(), [&](int thread, int begin, int end, int next) {
         int64_t* index = step.best != nullptr ? best_index_.data() + thread * rows : nullptr;
         HeadTile finish{step.logits, config_.vocabulary, best_logit_.data() + thread * rows, index,
                         finite_.data() + thread * rows * kLanes};
-        multiply_blocks(act, lm_head_, begin, end, next, finish);
+        multiply_blocks(act, lm_head_.full, begin, end, next, finish);
     });
     if (step.best != nullptr) pick_best(step);
 }

@@ -13,6 +13,7 @@
 
 #include "attention.hpp"
 #include "gemm.hpp"
+#include "int4.hpp"
 
 namespace tokenwire {
 
@@ -30,6 +31,7 @@ struct DecoderConfig {
     int32_t block_size;  // a multiple of 16
     float epsilon;
     float scale;  // of attention scores
+    int32_t four_bit;  // not 0: the layers' matrices are kept in four bits (bf16 decoders, sizes multiples of 32)
 };
 
 // What can be given to a decoder; numbers are part of the C interface. Vectors are floats, matrices have the
@@ -75,9 +77,18 @@ struct StageTimes {
     std::array<double, kStages> seconds{};
 };
 
+// A matrix in the decoder's own number type, or in four bits.
+template <class Weight>
+struct Linear {
+    PackedWeight<Weight> full;
+    PackedInt4 four_bit;
+
+    size_t bytes() const { return full.bytes() + four_bit.bytes(); }
+};
+
 template <class Weight>
 struct Layer {
-    PackedWeight<Weight> qkv, output, gate_up, down;
+    Linear<Weight> qkv, output, gate_up, down;
     Buffer<float> input_norm, post_norm, query_norm, key_norm, qkv_bias, output_bias;
     int window = 0;
     std::unique_ptr<LayerPool<Weight>> kv;
@@ -101,8 +112,8 @@ private:
     using T = Act<Weight>;
     class Timer;
 
-    bool set_matrix(PackedWeight<Weight>& target, const void* data, int64_t rows, int64_t columns, int64_t want_rows,
-                    int64_t want_columns);
+    bool set_matrix(Linear<Weight>& target, bool four_bit, const void* data, int64_t rows, int64_t columns,
+                    int64_t want_rows, int64_t want_columns);
     static bool set_vector(Buffer<float>& target, const void* data, int64_t count, int64_t want);
 
     void reserve(int tokens);
@@ -115,6 +126,8 @@ private:
     void run_head(const DecoderStep& step);
     void pick_best(const DecoderStep& step);
 
+    template <class Finish>
+    void project(const Rows<Weight>& rows, const Linear<Weight>& weight, Finish&& finish);
     template <class Work>
     void for_rows(int rows, Work&& work);
 
@@ -129,11 +142,11 @@ private:
     const float* cosine_ = nullptr;
     const float* sine_ = nullptr;
     Buffer<float> final_norm_;
-    PackedWeight<Weight> lm_head_;
+    Linear<Weight> lm_head_;
     Attention<Weight> attention_;
 
     // Activations of a step, grown when a larger step comes.
-    Buffer<float> residual_, projected_;
+    Buffer<float> residual_, projected_, group_sums_;
     Buffer<T> normed_, queries_, attended_, gated_rows_;
     std::vector<Piece> pieces_;
 

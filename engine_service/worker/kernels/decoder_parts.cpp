@@ -2,6 +2,8 @@
 // Must not know: how a step runs.
 #include "decoder.hpp"
 
+#include <type_traits>
+
 namespace tokenwire {
 namespace {
 
@@ -30,10 +32,19 @@ Decoder<Weight>::Decoder(const DecoderConfig& config, ThreadPool& pool)
 }
 
 template <class Weight>
-bool Decoder<Weight>::set_matrix(PackedWeight<Weight>& target, const void* data, int64_t rows, int64_t columns,
+bool Decoder<Weight>::set_matrix(Linear<Weight>& target, bool four_bit, const void* data, int64_t rows, int64_t columns,
                                  int64_t want_rows, int64_t want_columns) {
     if (rows != want_rows || columns != want_columns) return false;
-    target = PackedWeight<Weight>(static_cast<const Weight*>(data), static_cast<int>(rows), static_cast<int>(columns), pool_);
+    const Weight* source = static_cast<const Weight*>(data);
+    const int outputs = static_cast<int>(rows), inputs = static_cast<int>(columns);
+    if constexpr (std::is_same_v<Weight, bf16>) {
+        if (four_bit) {
+            if (inputs % kGroupInputs != 0) return false;
+            target.four_bit = PackedInt4(source, outputs, inputs, pool_);
+            return true;
+        }
+    }
+    target.full = PackedWeight<Weight>(source, outputs, inputs, pool_);
     return true;
 }
 
@@ -50,6 +61,7 @@ template <class Weight>
 bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns) {
     const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
     const int64_t count = rows * columns, table = static_cast<int64_t>(config_.positions) * (config_.head_size / 2);
+    const bool four_bit = config_.four_bit != 0;
     Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
     switch (part) {
         case Part::kEmbedding:
@@ -58,17 +70,17 @@ bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t r
         case Part::kCosine: cosine_ = static_cast<const float*>(data); return count == table;
         case Part::kSine: sine_ = static_cast<const float*>(data); return count == table;
         case Part::kFinalNorm: return set_vector(final_norm_, data, count, hidden);
-        case Part::kHead: return set_matrix(lm_head_, data, rows, columns, config_.vocabulary, hidden);
+        case Part::kHead: return set_matrix(lm_head_, false, data, rows, columns, config_.vocabulary, hidden);
         case Part::kInputNorm: return set_vector(at.input_norm, data, count, hidden);
-        case Part::kQkv: return set_matrix(at.qkv, data, rows, columns, qkv_, hidden);
+        case Part::kQkv: return set_matrix(at.qkv, four_bit, data, rows, columns, qkv_, hidden);
         case Part::kQkvBias: return set_vector(at.qkv_bias, data, count, qkv_);
         case Part::kQueryNorm: return set_vector(at.query_norm, data, count, config_.head_size);
         case Part::kKeyNorm: return set_vector(at.key_norm, data, count, config_.head_size);
-        case Part::kOutput: return set_matrix(at.output, data, rows, columns, hidden, heads);
+        case Part::kOutput: return set_matrix(at.output, four_bit, data, rows, columns, hidden, heads);
         case Part::kOutputBias: return set_vector(at.output_bias, data, count, hidden);
         case Part::kPostNorm: return set_vector(at.post_norm, data, count, hidden);
-        case Part::kGateUp: return set_matrix(at.gate_up, data, rows, columns, 2 * static_cast<int64_t>(gated_), hidden);
-        case Part::kDown: return set_matrix(at.down, data, rows, columns, hidden, config_.intermediate);
+        case Part::kGateUp: return set_matrix(at.gate_up, four_bit, data, rows, columns, 2 * static_cast<int64_t>(gated_), hidden);
+        case Part::kDown: return set_matrix(at.down, four_bit, data, rows, columns, hidden, config_.intermediate);
     }
     return false;
 }

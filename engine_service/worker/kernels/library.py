@@ -49,6 +49,7 @@ class DecoderConfigStruct(ctypes.Structure):
         ("block_size", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("four_bit", ctypes.c_int32),
     )
 
 
@@ -107,7 +108,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_weight_bytes": (_L, (_P,)),
     "decoder_kv_bytes": (_L, (_P,)),
     "decoder_times": (None, (_P, _I, _P)),
-    "matrix_create": (_P, (_I, _P, _I, _I, _P, _P)),
+    "matrix_create": (_P, (_I, _I, _P, _I, _I, _P, _P)),
     "matrix_destroy": (None, (_P,)),
     "matrix_multiply": (_I, (_P, _P, _I, _I, _P, _P, _P)),
     "paged_create": (_P, (_I, _P, _I, _I, _I, _P, _P)),

@@ -106,4 +106,14 @@ inline void load_pairs(const bf16* p, F16& first, F16& second) {
     second = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }
 
+// Of 16 words of 32 bits, the four bits from `shift` as numbers 0..15.
+inline F16 load_nibbles(const uint32_t* p, int shift) {
+    const __m256i* source = reinterpret_cast<const __m256i*>(p);
+    auto part = [&](__m256i word) {
+        word = _mm256_srl_epi32(word, _mm_cvtsi32_si128(shift));
+        return _mm256_cvtepi32_ps(_mm256_and_si256(word, _mm256_set1_epi32(15)));
+    };
+    return {part(_mm256_loadu_si256(source)), part(_mm256_loadu_si256(source + 1))};
+}
+
 }  // namespace tokenwire

@@ -65,6 +65,12 @@ inline void load_pairs(const bf16* p, F16& first, F16& second) {
     second.v = _mm512_castsi512_ps(_mm512_and_si512(word, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
+// Of 16 words of 32 bits, the four bits from `shift` as numbers 0..15.
+inline F16 load_nibbles(const uint32_t* p, int shift) {
+    __m512i word = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(15)))};
+}
+
 #ifdef __AVX512BF16__
 #define TOKENWIRE_BF16_DOT 1
 struct BF32 {
@@ -75,6 +81,17 @@ inline BF32 set_pair(const bf16* p) {
     int32_t word;
     std::memcpy(&word, p, sizeof word);
     return {(__m512bh)_mm512_set1_epi32(word)};
+}
+// The numbers 0..15 as bf16, twice, so that a look-up by five bits sees four of them only.
+inline __m512i nibble_table() {
+    return _mm512_set_epi16(0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0,
+                            0x4080, 0x4040, 0x4000, 0x3f80, 0, 0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110,
+                            0x4100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0);
+}
+// Of 32 words of 16 bits, the four bits from `shift` as 16 pairs of bf16.
+template <int Shift>
+inline BF32 nibble_pairs(__m512i words, __m512i table) {
+    return {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, Shift), table)};
 }
 // Adds the products of 16 pairs.
 inline F16 dot2(F16 sum, BF32 a, BF32 b) { return {_mm512_dpbf16_ps(sum.v, a.v, b.v)}; }

@@ -115,6 +115,15 @@ inline void load_pairs(const bf16* p, F16& first, F16& second) {
     }
 }
 
+// Of 16 words of 32 bits, the four bits from `shift` as numbers 0..15.
+inline F16 load_nibbles(const uint32_t* p, int shift) {
+    return each_four([&](int i) {
+        FourInts word;
+        std::memcpy(&word, p + 4 * i, sizeof word);
+        return __builtin_convertvector((word >> shift) & 15, Four);
+    });
+}
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the packed layouts need a little-endian machine"
 #endif

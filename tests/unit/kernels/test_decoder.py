@@ -17,7 +17,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model, kv_bytes_per_block
+from engine_service.worker.kernels.cpu_model import (
+    CpuModel,
+    PoolSize,
+    WeightFormat,
+    build_cpu_model,
+    kv_bytes_per_block,
+)
 from engine_service.worker.kernels.decoder_shape import Unsupported, decoder_shape
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from tests.unit.kernels.batches import Request, Requests
@@ -221,6 +227,45 @@ def test_logits_that_are_not_finite_have_no_best(team: ThreadTeam, value: float)
     best = model.step(requests.batch([(good, 3), (bad, 3)])).best
     assert best[0] >= 0
     assert best[1] == -1
+
+
+# Heads of 32, so that padding does not cut the groups of 32 inputs.
+_WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 3, "num_key_value_heads": 1}
+
+
+def _four_bit(model: PreTrainedModel, team: ThreadTeam, dtype: torch.dtype) -> CpuModel | Unsupported:
+    weights = model.state_dict()
+    pool = PoolSize(80, 16)
+    return build_cpu_model(weights, model.config, pool, dtype, 512, team, WeightFormat.FOUR_BIT)
+
+
+def test_four_bit_decoder_equals_one_of_the_rounded_weights(team: ThreadTeam) -> None:
+    torch.manual_seed(11)
+    reference = LlamaForCausalLM(LlamaConfig(**{**_SMALL, **_WIDE})).eval()
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if "_proj" in name:
+                steps = torch.randint(0, 16, weight.shape).float()
+                steps.view(-1, 32)[:, 0], steps.view(-1, 32)[:, 1] = 0, 15
+                weight.copy_((steps - 8) / 32)
+    model, requests = _four_bit(reference, team, torch.bfloat16), Requests(80)
+    assert isinstance(model, CpuModel)
+    plain = _build(reference, team, torch.bfloat16)
+    prompt = _prompt(50, seed=8)
+    got = _logits(model, requests, requests.add(prompt), 50)
+    expected = _logits(plain, Requests(80), Requests(80).add(prompt), 50)
+    assert (got - expected).norm() / expected.norm() < 0.01
+    assert model.weight_bytes < plain.weight_bytes
+    again = Requests(80)
+    assert torch.equal(_logits(model, again, again.add(prompt), 3), got)
+
+
+def test_what_four_bits_cannot_hold(team: ThreadTeam) -> None:
+    reference = _reference("llama")
+    for dtype, reason in [(torch.float32, "need bfloat16"), (torch.bfloat16, "multiples of 32, not 48 and 100")]:
+        refusal = _four_bit(reference, team, dtype)
+        assert isinstance(refusal, Unsupported)
+        assert reason in refusal.reason
 
 
 def test_sizes_are_reported(team: ThreadTeam) -> None:

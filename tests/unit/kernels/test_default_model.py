@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model
+from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, WeightFormat, build_cpu_model
 from engine_service.worker.kernels.library import ThreadTeam
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 from tests.unit.kernels.batches import Requests
@@ -69,3 +69,23 @@ def test_bf16_bits_alone_and_in_a_batch(reference: PreTrainedModel, best_team: T
     alone = last_logits(0)
     for neighbours in (1, 8, 33):
         assert torch.equal(last_logits(neighbours), alone), neighbours
+
+
+def test_four_bit_logits_are_near_fp32(
+    reference: PreTrainedModel, best_team: ThreadTeam, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This checkpoint lies on a 4-bit grid, so little is lost; the error is printed."""
+    pool, dtype = PoolSize(100, 16), torch.bfloat16
+    weights, config = reference.state_dict(), reference.config
+    model = build_cpu_model(weights, config, pool, dtype, 2048, best_team, WeightFormat.FOUR_BIT)
+    assert isinstance(model, CpuModel)
+    errors = []
+    for prompt in _PROMPTS:
+        requests = Requests(100)
+        got = model.step(requests.batch([(requests.add(prompt), len(prompt))], sample_all=True)).logits
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt])).logits[0]
+        errors.append(float((got - expected).norm() / expected.norm()))
+    with capsys.disabled():
+        print(f"\nfour-bit logits, relative error to fp32: {max(errors):.4f}")
+    assert max(errors) < 0.05

@@ -14,11 +14,12 @@ _SHAPES = [(1, 1, 1), (2, 33, 5), (3, 31, 16), (5, 64, 63), (12, 32, 64), (13, 9
 class Matrix:
     """A packed weight."""
 
-    def __init__(self, weight: torch.Tensor, team: ThreadTeam) -> None:
+    def __init__(self, weight: torch.Tensor, team: ThreadTeam, *, four_bit: bool = False) -> None:
         self._library, self._team = team.library, team
         self._outputs, columns = weight.shape
+        kind = (NumberType.of(weight.dtype), four_bit)
         self._handle = self._library.create(
-            "matrix_create", NumberType.of(weight.dtype), weight.data_ptr(), self._outputs, columns, team.handle
+            "matrix_create", *kind, weight.data_ptr(), self._outputs, columns, team.handle
         )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -71,3 +72,46 @@ def test_threads_do_not_change_bits(library: KernelLibrary, dtype: torch.dtype, 
             matrix.close()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def _quantized(weight: torch.Tensor) -> torch.Tensor:
+    """What four bits keep of a bf16 matrix: groups of 32, scale and minimum in bf16, nearest of 16 values."""
+    groups = weight.float().view(len(weight), -1, 32)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = ((high - low) / 15).bfloat16().float()
+    steps = ((groups - low) / scale.clamp(min=1e-30)).round().clamp(0, 15)
+    return (low + scale * steps).view_as(weight)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 1, 32), (2, 33, 64), (5, 64, 96), (6, 31, 320), (23, 100, 160)]
+)
+def test_four_bit_product(team: ThreadTeam, rows: int, outputs: int, inputs: int) -> None:
+    weight = _random(outputs, inputs).bfloat16()
+    weight[0] = 0.25
+    act = _random(rows, inputs, seed=1).bfloat16().float()
+    matrix = Matrix(weight, team, four_bit=True)
+    kept = _quantized(weight).double()
+    bound = 2e-5 * (act.double().abs() @ kept.abs().T) + 1e-30
+    assert ((matrix(act).double() - act.double() @ kept.T).abs() <= bound).all()
+    matrix.close()
+
+
+def test_four_bits_lose_nothing_of_a_grid(team: ThreadTeam) -> None:
+    """Weights that already lie on 16 steps per group come back exactly."""
+    steps = torch.randint(0, 16, (64, 96), generator=torch.Generator().manual_seed(2)).float()
+    steps.view(64, -1, 32)[..., 0], steps.view(64, -1, 32)[..., 1] = 0, 15
+    weight = ((steps - 8) / 64).bfloat16()
+    matrix = Matrix(weight, team, four_bit=True)
+    act = torch.eye(96)
+    assert torch.equal(matrix(act).T, weight.float())
+    matrix.close()
+
+
+def test_four_bit_rows_have_the_bits_of_a_row_alone(team: ThreadTeam) -> None:
+    matrix = Matrix(_random(70, 160).bfloat16(), team, four_bit=True)
+    act = _random(40, 160, seed=1)
+    alone = torch.cat([matrix(act[i : i + 1]) for i in range(40)])
+    for rows in range(1, 41):
+        assert torch.equal(matrix(act[:rows]), alone[:rows]), rows
+    matrix.close()

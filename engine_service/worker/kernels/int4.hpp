@@ -1,0 +1,76 @@
+// Products with weights of four bits: groups of 32 neighbouring inputs share a scale and a minimum,
+// weight = minimum + scale * q with q in 0..15, rounded to nearest.
+//
+// A block of 32 columns is contiguous, and within it each group of 32 inputs: scales of 32 columns and their
+// minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the 16-bit word 2 c + m holds, for
+// column c, the four q of inputs m, m + 2, m + 4 and m + 6: four steps of pairs, unpacked by shifts.
+// One kernel serves every number of rows, so a row's bits do not depend on its neighbours; beyond about four
+// rows unpacking costs more than the memory it saves.
+// Must not know: models, which product this is.
+#pragma once
+
+#include "gemm.hpp"
+
+namespace tokenwire {
+
+constexpr int kGroupInputs = 32;
+
+class PackedInt4 {
+public:
+    PackedInt4() = default;
+
+    // Quantizes `rows` x `columns` numbers, row-major; columns must be a multiple of 32.
+    PackedInt4(const bf16* source, int rows, int columns, ThreadPool& pool);
+
+    int blocks() const { return blocks_; }
+    int groups() const { return groups_; }
+    int outputs() const { return outputs_; }
+    size_t bytes() const { return data_.bytes(); }
+    const uint8_t* block(int i) const { return data_.data() + static_cast<size_t>(i) * block_bytes(); }
+
+    // Bytes of a group: 32 scales and 32 minima, then 4 x 2 x 64 bytes of q.
+    static constexpr int kScaleBytes = kTileColumns * 2 * 2;
+    static constexpr int kGroupBytes = kScaleBytes + kGroupInputs * kTileColumns / 2;
+
+private:
+    size_t block_bytes() const { return static_cast<size_t>(groups_) * kGroupBytes; }
+    void pack_column(const bf16* row, uint8_t* block, int column) const;
+
+    Buffer<uint8_t> data_;
+    int outputs_ = 0;
+    int blocks_ = 0;
+    int groups_ = 0;
+};
+
+// Sums of each row's groups of 32 numbers: [rows][groups], which the minima are multiplied by.
+void sum_groups(const Rows<bf16>& rows, int groups, float* sums);
+
+// Rows of a tile of the four-bit kernel.
+constexpr int kInt4Rows = kMaxRows < 6 ? kMaxRows : 6;
+
+// tile [height][32] = `height` rows (1 to kInt4Rows) x one block; `sums` are those of the first row.
+void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
+                        int height, float* tile);
+
+// One product over all threads; `sums` is memory for it to use, grown as needed.
+template <class Finish>
+void multiply_int4(const Rows<bf16>& rows, const PackedInt4& weight, Buffer<float>& sums, ThreadPool& pool,
+                   Finish&& finish) {
+    if (rows.count == 0) return;
+    const int groups = weight.groups();
+    sums.reserve(static_cast<size_t>(rows.count) * static_cast<size_t>(groups));
+    sum_groups(rows, groups, sums.data());
+    pool.run(weight.blocks(), weight.blocks(), [&](int, int begin, int end, int) {
+        alignas(64) float tile[kInt4Rows * kTileColumns];
+        for (int block = begin; block < end; ++block) {
+            for (int row = 0; row < rows.count; row += kInt4Rows) {
+                const int height = std::min(kInt4Rows, rows.count - row);
+                multiply_int4_tile(rows.data + row * rows.stride, rows.stride, sums.data() + static_cast<ptrdiff_t>(row) * groups,
+                                   groups, weight.block(block), height, tile);
+                finish(row, height, block, tile);
+            }
+        }
+    });
+}
+
+}  // namespace tokenwire
