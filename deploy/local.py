@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenwire_client.sync import Client
-
 from tokenwire_client.errors import TokenwireError
+from tokenwire_client.sync import Client
 
 RUN_FOLDER = Path(".run")
 SERVICES = ("engine", "tokenizer")
@@ -83,9 +82,7 @@ def wait_until_ready(services: list[Service], target: str, deadline: float) -> N
             for service in services:
                 service.assert_alive()
             time.sleep(POLL_S)
-    raise StartFailed(
-        f"the services were not ready after {READY_TIMEOUT_S:.0f} s; their logs are in {RUN_FOLDER}/"
-    )
+    raise StartFailed(f"the services were not ready after {READY_TIMEOUT_S:.0f} s; their logs are in {RUN_FOLDER}/")
 
 
 @contextlib.contextmanager
@@ -133,9 +130,7 @@ def up() -> int:
     except StartFailed:
         down()
         raise
-    print(
-        f"ready: gRPC {DEFAULT_TARGET}, engine 127.0.0.1:50051, metrics 9090 and 9091, logs in {RUN_FOLDER}/"
-    )
+    print(f"ready: gRPC {DEFAULT_TARGET}, engine 127.0.0.1:50051, metrics 9090 and 9091, logs in {RUN_FOLDER}/")
     return 0
 
 

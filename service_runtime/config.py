@@ -53,9 +53,7 @@ def load_settings(
         parser.error(str(error))
 
 
-def _build_parser(
-    settings_type: type[ServiceSettings], program: str, env_prefix: str
-) -> argparse.ArgumentParser:
+def _build_parser(settings_type: type[ServiceSettings], program: str, env_prefix: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         allow_abbrev=False,
@@ -68,9 +66,7 @@ def _build_parser(
         if _is_bool(field):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_help(field))
         elif typing.get_origin(field.annotation) is tuple:
-            parser.add_argument(
-                flag, action="append", metavar="VALUE", help=_help(field) + " (may be repeated)"
-            )
+            parser.add_argument(flag, action="append", metavar="VALUE", help=_help(field) + " (may be repeated)")
         else:
             parser.add_argument(flag, metavar=_metavar(field), help=_help(field))
     return parser

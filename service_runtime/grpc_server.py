@@ -55,19 +55,13 @@ class ServiceHealth:
 
     async def set_serving(self, is_serving: bool) -> None:
         self.is_serving = is_serving
-        status = (
-            health_pb2.HealthCheckResponse.SERVING
-            if is_serving
-            else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
             await self._servicer.set(name, status)
 
     async def add_to(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        reflection.enable_server_reflection(
-            [*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], server
-        )
+        reflection.enable_server_reflection([*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         await self.set_serving(False)
 
 

@@ -52,8 +52,7 @@ def _default_folder() -> Path:
     folder = default_model_folder()
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
-            f"the default model {DEFAULT_MODEL} is not prepared yet: "
-            "run `python -m engine_service.embedded_model` once"
+            f"the default model {DEFAULT_MODEL} is not prepared yet: run `python -m engine_service.embedded_model` once"
         )
     return folder
 

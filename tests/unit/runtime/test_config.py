@@ -18,9 +18,7 @@ class Settings(ServiceSettings):
 
 
 def load(*arguments: str, **environment: str) -> Settings:
-    return load_settings(
-        Settings, program="prog", env_prefix="TW_", arguments=arguments, environment=environment
-    )
+    return load_settings(Settings, program="prog", env_prefix="TW_", arguments=arguments, environment=environment)
 
 
 def test_defaults() -> None:
@@ -74,9 +72,7 @@ def test_what_is_wrong_ends_the_program_and_is_named(
 
 
 @pytest.mark.parametrize(("content", "said"), [("prot = 1", "--prot"), ("port = ", "not valid TOML")])
-def test_a_wrong_file_is_named(
-    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_file_is_named(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.toml"
     file.write_text(content)
     with pytest.raises(SystemExit):

@@ -59,9 +59,7 @@ async def test_a_port_in_use_is_an_error_not_shared(served: tuple[int, ServiceHe
 
 async def test_a_message_over_the_limit_is_resource_exhausted(served: tuple[int, ServiceHealth]) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served[0]}") as channel:
-        call = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service="x" * (2 << 20))
-        )
+        call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x" * (2 << 20)))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

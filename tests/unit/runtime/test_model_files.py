@@ -30,9 +30,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         resolve_model_folder(str(tmp_path))
 
 
-def test_a_default_model_that_was_never_prepared_says_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_default_model_that_was_never_prepared_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENWIRE_CACHE", str(tmp_path))
     with pytest.raises(ModelNotFound, match="embedded_model"):
         resolve_model_folder(DEFAULT_MODEL)
