@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Ropes whose angles depend on the position only; all models above form them alike.
@@ -90,7 +90,19 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 
 def rotary_tables(config: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine float32 [positions, head size / 2], with the model's attention factor in them."""
-    rotary = LlamaRotaryEmbedding(config)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rotary.inv_freq.float()
-    factor = rotary.attention_scaling
+    frequencies, factor = _frequencies(config)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     return (angles.cos() * factor).contiguous(), (angles.sin() * factor).contiguous()
+
+
+def _frequencies(config: Any) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies float32 [head size / 2] and the factor of both tables."""
+    rope = config.rope_parameters or {}
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return frequencies.float(), float(factor)
+    # Su et al., RoFormer (2021): theta ** (-2 i / d)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    return 1.0 / (float(rope.get("rope_theta", 10_000.0)) ** exponents), 1.0

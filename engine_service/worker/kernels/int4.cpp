@@ -7,6 +7,16 @@
 #include <utility>
 
 namespace tokenwire {
+namespace {
+
+float half_to_float(uint16_t half) {
+    const uint32_t word = static_cast<uint32_t>(half) << 13;
+    float moved;
+    std::memcpy(&moved, &word, sizeof moved);
+    return moved * kHalfExponents;
+}
+
+}  // namespace
 
 PackedInt4::PackedInt4(const bf16* source, int rows, int columns, ThreadPool& pool)
     : outputs_(rows), blocks_((rows + kTileColumns - 1) / kTileColumns), groups_(columns / kGroupInputs) {
@@ -29,10 +39,10 @@ void PackedInt4::pack_column(const bf16* row, uint8_t* block, int column) const 
             low = std::min(low, to_float(row[k]));
             high = std::max(high, to_float(row[k]));
         }
-        bf16* scales = reinterpret_cast<bf16*>(block);
-        scales[column] = from_float<bf16>((high - low) / 15.0f);
-        scales[kTileColumns + column] = from_float<bf16>(low);
-        const float scale = to_float(scales[column]);
+        const uint16_t half = round_to_half((high - low) / 15.0f);
+        reinterpret_cast<uint16_t*>(block)[column] = half;
+        reinterpret_cast<bf16*>(block)[kTileColumns + column] = from_float<bf16>(low);
+        const float scale = half_to_float(half);
         uint16_t* words = reinterpret_cast<uint16_t*>(block + kScaleBytes) + column / kLanes * 32 + column % kLanes * 2;
         for (int k = 0; k < kGroupInputs; ++k) {
             const float exact = scale > 0.0f ? (to_float(row[k]) - low) / scale : 0.0f;
@@ -100,10 +110,11 @@ void tile_of(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int grou
         for (int quad = 0; quad < 4; ++quad) {
             add_steps<Rows>(block + PackedInt4::kScaleBytes + quad * 128, act + quad * 8, stride, sum);
         }
-        const bf16* scales = reinterpret_cast<const bf16*>(block);
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(block);
+        const bf16* minima = reinterpret_cast<const bf16*>(block) + kTileColumns;
 #pragma GCC unroll 2
         for (int p = 0; p < 2; ++p) {
-            const F16 scale = load(scales + p * kLanes), low = load(scales + kTileColumns + p * kLanes);
+            const F16 scale = load_half(scales + p * kLanes), low = load(minima + p * kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 total[r][p] = fma(scale, sum[r][p], total[r][p]);

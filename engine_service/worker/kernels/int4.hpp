@@ -1,8 +1,8 @@
 // Products with weights of four bits: groups of 32 neighbouring inputs share a scale and a minimum,
 // weight = minimum + scale * q with q in 0..15, rounded to nearest.
 //
-// A block of 32 columns is contiguous, and within it each group of 32 inputs: scales of 32 columns and their
-// minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the 16-bit word 2 c + m holds, for
+// A block of 32 columns is contiguous, and within it each group of 32 inputs: scales of 32 columns (half
+// precision) and their minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the 16-bit word 2 c + m holds, for
 // column c, the four q of inputs m, m + 2, m + 4 and m + 6: four steps of pairs, unpacked by shifts.
 // One kernel serves every number of rows, so a row's bits do not depend on its neighbours; beyond about four
 // rows unpacking costs more than the memory it saves.

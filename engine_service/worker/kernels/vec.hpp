@@ -36,6 +36,17 @@ inline uint16_t round_to_bf16(float value) {
     return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
 
+// The factor 2^112 between a half's bits, moved to where a float has them, and its value.
+constexpr float kHalfExponents = 5192296858534827628530496329220096.0f;
+
+// Half precision, nearest even, of a number that is not negative; the largest half if it is larger.
+inline uint16_t round_to_half(float value) {
+    const float moved = (value < 65504.0f ? value : 65504.0f) / kHalfExponents;
+    uint32_t word;
+    std::memcpy(&word, &moved, sizeof word);
+    return static_cast<uint16_t>((word + 0xfffu + ((word >> 13) & 1u)) >> 13);
+}
+
 template <class T>
 T from_float(float value);
 template <>

@@ -1,4 +1,4 @@
-// F16 on AVX2 and FMA: two registers of eight.
+// F16 on AVX2, FMA and F16C: two registers of eight.
 // Must not know: anything but registers.
 #pragma once
 
@@ -114,6 +114,12 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
         return _mm256_cvtepi32_ps(_mm256_and_si256(word, _mm256_set1_epi32(15)));
     };
     return {part(_mm256_loadu_si256(source)), part(_mm256_loadu_si256(source + 1))};
+}
+
+// IEEE half precision numbers, given as bits.
+inline F16 load_half(const uint16_t* p) {
+    const __m128i* source = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(source)), _mm256_cvtph_ps(_mm_loadu_si128(source + 1))};
 }
 
 }  // namespace tokenwire

@@ -71,6 +71,11 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
     return {_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(15)))};
 }
 
+// IEEE half precision numbers, given as bits.
+inline F16 load_half(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
 #ifdef __AVX512BF16__
 #define TOKENWIRE_BF16_DOT 1
 struct BF32 {

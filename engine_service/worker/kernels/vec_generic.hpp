@@ -124,6 +124,14 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
     });
 }
 
+// IEEE half precision numbers, given as bits; finite and not negative.
+inline F16 load_half(const uint16_t* p) {
+    return each_four([&](int i) {
+        FourInts word = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+        return (Four)(word << 13) * kHalfExponents;
+    });
+}
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the packed layouts need a little-endian machine"
 #endif
