@@ -63,7 +63,9 @@ class EngineSettings(ServiceSettings):
     dtype: DtypeName = Field(
         "auto", description="auto (the checkpoint's), float32, bfloat16 or float16: of weights and KV cache"
     )
-    attention_backend: str = Field("auto", min_length=1, description="auto or a registered backend")
+    backend: str = Field(
+        "auto", min_length=1, description="auto, cpu (compiled kernels) or torch (plain, the reference)"
+    )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="token positions per KV block (default: the backend's choice)"
     )
@@ -161,7 +163,7 @@ class ModelConfig:
     reference: str
     device: DeviceChoice
     dtype: DtypeName
-    attention_backend: str
+    backend: str
     max_model_len: int | None
     threads: int
 
@@ -227,7 +229,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.model,
             DeviceChoice(settings.device),
             settings.dtype,
-            settings.attention_backend,
+            settings.backend,
             settings.max_model_len,
             settings.threads,
         ),

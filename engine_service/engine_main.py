@@ -130,7 +130,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         model_folder=folder,
         dtype=ModelDtype(model.dtype),
         device=device,
-        attention_backend=model.attention_backend,
+        backend=model.backend,
         block_size=cache.block_size,
         kv_cache_memory=cache.memory_bytes if cache.memory_bytes is not None else default_memory,
         kv_cache_fraction=cache.memory_fraction or DEFAULT_DEVICE_KV_CACHE_FRACTION,

@@ -28,14 +28,14 @@ class WorkerConfig:
 
     The KV pool is sized by the first of `num_blocks`, `kv_cache_memory` and `kv_cache_fraction` that is
     given (the fraction is of the memory that is free once the model is loaded). `max_num_requests` and
-    `step_token_budget` bound one plan. `threads` 0 is automatic. `attention_backend` is "auto" or a name
+    `step_token_budget` bound one plan. `threads` 0 is automatic. `backend` is "auto" or a name
     of the registry.
     """
 
     model_folder: Path
     dtype: ModelDtype = ModelDtype.AUTO
     device: Device = Device.CPU
-    attention_backend: str = "auto"
+    backend: str = "auto"
     block_size: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_fraction: float = 0.5
@@ -71,7 +71,7 @@ class WorkerInfo:
     eos_token_ids: tuple[int, ...]
     architecture: str
     dtype: str
-    attention_backend: str
+    backend: str
     block_size: int
     num_blocks: int
     kv_bytes_per_block: int

@@ -3,7 +3,6 @@
 Must not know: hub ids, the KV pool, requests.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,42 +10,42 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine_service.worker.config import ModelDtype
-from engine_service.worker.paged_model import (
-    ATTENTION_NAME,
-    PagedModel,
+from engine_service.worker.backend import ModelFacts
+from engine_service.worker.checkpoint import (
     UnsupportedModelError,
-    register_attention,
+    max_positions,
+    read_config,
+    read_eos_token_ids,
+    refuse_keys,
 )
+from engine_service.worker.config import ModelDtype
+from engine_service.worker.paged_model import ATTENTION_NAME, PagedModel, register_attention
 
 _LOG = logging.getLogger(__name__)
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their frequencies depend on the longest position of the whole batch: neighbours would change each other.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_NAMED_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model and the facts of its checkpoint. `max_model_len`: positions it was made for."""
+class TransformersModel:
+    """A model as transformers writes it, attending through our interface, and the facts of its checkpoint."""
 
-    model: PagedModel
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    architecture: str
-    dtype: torch.dtype
+    paged: PagedModel
+    facts: ModelFacts
 
 
-def load_model(folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None) -> LoadedModel:
+def load_model(
+    folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None
+) -> TransformersModel:
     """Load safetensors from `folder`. ValueError, with the reason, for a checkpoint that cannot be served.
 
     `max_model_len` is the limit asked for; it decides whether a rope that changes with length is usable.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     text_config = config.get_text_config(decoder=True)
     _refuse_unsupported(config, text_config, max_model_len)
     register_attention()
@@ -60,37 +59,14 @@ def load_model(folder: Path, dtype: ModelDtype, device: torch.device, max_model_
         paged = PagedModel(model, num_layers)
     _check_windows(paged, text_config)
     _report_dtype(dtype, config, model.dtype)
-    return LoadedModel(
-        model=paged,
+    facts = ModelFacts(
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-        max_model_len=_max_positions(text_config),
+        max_model_len=max_positions(text_config),
         eos_token_ids=read_eos_token_ids(folder, text_config),
         architecture=type(model).__name__,
         dtype=model.dtype,
     )
-
-
-def read_eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:
-    """The ids that end a text: of generation_config.json if it names any, else of the configuration."""
-    path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    found = generation.get("eos_token_id")
-    if found is None:
-        found = getattr(text_config, "eos_token_id", None)
-    if found is None:
-        return ()
-    return tuple(int(token) for token in found) if isinstance(found, list) else (int(found),)
-
-
-def _read_config(folder: Path) -> Any:
-    if not (folder / "config.json").is_file():
-        raise ValueError("the model folder has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError("the model folder has no .safetensors file; other weight formats are not loaded")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"the model's config.json is not understood: {error}") from error
+    return TransformersModel(paged, facts)
 
 
 def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
@@ -112,10 +88,7 @@ def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"the model's weights cannot be read: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report.get(kind) or ())
-        if names:
-            shown = ", ".join(names[:_NAMED_KEYS]) + (", ..." if len(names) > _NAMED_KEYS else "")
-            raise ValueError(f"the checkpoint has {len(names)} {kind.replace('_', ' ')}: {shown}")
+        refuse_keys(kind.removesuffix("_keys"), sorted(str(name) for name in report.get(kind) or ()))
     return model
 
 
@@ -129,13 +102,6 @@ def _refuse_unsupported(config: Any, text_config: Any, max_model_len: int | None
     if getattr(text_config, "num_kv_shared_layers", 0):
         raise UnsupportedModelError("layers that share the KV cache of another layer are not supported")
     _refuse_length_dependent_rope(text_config, max_model_len)
-
-
-def _max_positions(text_config: Any) -> int:
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if positions is None:
-        raise UnsupportedModelError("the model's config.json does not give max_position_embeddings")
-    return int(positions)
 
 
 def _refuse_length_dependent_rope(text_config: Any, max_model_len: int | None) -> None:

@@ -13,15 +13,12 @@ import torch
 from transformers import AttentionInterface
 
 from engine_service.worker.attention import AttentionBackend, BatchLayout, LayerShape
+from engine_service.worker.checkpoint import UnsupportedModelError
 
 ATTENTION_NAME = "tokenwire_paged"
 
 # Keyword arguments of the models' attention calls that change nothing in our kind of forward pass.
 _HARMLESS = frozenset({"position_ids", "use_cache", "cache", "past_key_values", "cache_position", "output_attentions"})
-
-
-class UnsupportedModelError(ValueError):
-    """The checkpoint cannot be served by paged attention; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

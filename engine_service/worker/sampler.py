@@ -48,6 +48,11 @@ class SamplingRows:
     def greedy(self) -> npt.NDArray[np.bool_]:
         return (self.temperature < GREEDY_BELOW) | (self.top_k == 1)
 
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Every row takes its best token, whichever it is."""
+        return self.suppressed is None and bool(self.greedy.all())
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

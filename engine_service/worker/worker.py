@@ -3,20 +3,17 @@
 Must not know: the scheduler, the network, text.
 """
 
-import os
 from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 from engine_service.core.plan import Failure, Plan, Result
-from engine_service.worker.attention import AttentionBackend, KvGeometry
-from engine_service.worker.attention_registry import resolve_attention
-from engine_service.worker.config import Device, WorkerConfig, WorkerInfo
+from engine_service.worker.backend import ModelRunner, StepLogits
+from engine_service.worker.backend_registry import resolve_backend
+from engine_service.worker.config import WorkerConfig, WorkerInfo
 from engine_service.worker.input_batch import BatchLimits, InputBatch, StepInput
 from engine_service.worker.memory import free_memory, size_pool
-from engine_service.worker.model_loader import load_model
-from engine_service.worker.paged_model import PagedModel, StepContext
 from engine_service.worker.sampler import Sampled, Sampler
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -42,14 +39,12 @@ class Worker:
     def __init__(
         self,
         info: WorkerInfo,
-        model: PagedModel,
-        backend: AttentionBackend,
+        runner: ModelRunner,
         batch: InputBatch,
         sampler: Sampler,
     ) -> None:
         self.info = info
-        self._model = model
-        self._backend = backend
+        self._runner = runner
         self._batch = batch
         self._sampler = sampler
         self._launched: deque[_Launched] = deque()
@@ -84,54 +79,46 @@ class Worker:
         return Result(launched.step, tuple(sampled), tuple(failures))
 
     def close(self) -> None:
-        """Forget what is in flight. Memory goes when the worker does."""
+        """Forget what is in flight and free what the backend holds."""
         self._launched.clear()
+        self._runner.close()
 
     def _run(self, step: StepInput) -> Sampled | None:
         """Forward pass and sampling; None when no chunk reaches its request's last token."""
-        context = StepContext(self._backend, step.layout)
-        logits = self._model.forward(step.input_ids, step.positions, step.sample_rows, context)
+        best_only = step.sampling.is_plain_greedy
+        output = self._runner.run(step, best_only=best_only)
         if not step.request_ids:
             return None
-        sampled = self._sampler.sample(logits, step.sampling)
+        sampled = self._sample(output, step, best_only)
         self._batch.store(step, sampled)
         return sampled
+
+    def _sample(self, output: StepLogits, step: StepInput, best_only: bool) -> Sampled:
+        if best_only and output.best is not None:
+            return Sampled(output.best.clamp(min=0), output.best >= 0)
+        assert output.logits is not None
+        return self._sampler.sample(output.logits, step.sampling)
 
 
 def build_worker(config: WorkerConfig) -> Worker:
     """Load the model, size and allocate the KV pool. ValueError, with numbers, for what cannot work."""
-    _set_threads(config.threads)
-    device = _torch_device(config.device)
-    loaded = load_model(config.model_folder, config.dtype, device, config.max_model_len)
-    name, kind = resolve_attention(config.attention_backend, config.device)
-    block_size = config.block_size or kind.default_block_size
-    geometry = KvGeometry(loaded.model.layers, block_size, loaded.dtype, device)
-    kind.check(geometry)
-    block_bytes = kind.block_bytes(geometry)
-    size = size_pool(config, loaded.max_model_len, block_size, block_bytes, free_memory(config.device))
+    loaded = resolve_backend(config.backend, config.device).load(config)
+    facts = loaded.facts
+    block_size = config.block_size or loaded.default_block_size
+    block_bytes = loaded.block_bytes(block_size)
+    size = size_pool(config, facts.max_model_len, block_size, block_bytes, free_memory(config.device))
     info = WorkerInfo(
-        vocab_size=loaded.vocab_size,
+        vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
-        eos_token_ids=loaded.eos_token_ids,
-        architecture=loaded.architecture,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        attention_backend=name,
+        eos_token_ids=facts.eos_token_ids,
+        architecture=facts.architecture,
+        dtype=str(facts.dtype).removeprefix("torch."),
+        backend=loaded.name,
         block_size=block_size,
         num_blocks=size.num_blocks,
         kv_bytes_per_block=block_bytes,
     )
-    limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, loaded.vocab_size)
-    batch = InputBatch(limits, loaded.eos_token_ids, device)
-    sampler = Sampler(loaded.vocab_size, device)
-    return Worker(info, loaded.model, kind.build(geometry, size.num_blocks), batch, sampler)
-
-
-def _torch_device(device: Device) -> torch.device:
-    if device is Device.CUDA and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but this torch finds no CUDA device")
-    return torch.device(device.value)
-
-
-def _set_threads(threads: int) -> None:
-    """0: as many as the cores this process may use."""
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, facts.vocab_size)
+    batch = InputBatch(limits, facts.eos_token_ids, loaded.device)
+    runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
+    return Worker(info, runner, batch, Sampler(facts.vocab_size, loaded.device))

@@ -333,7 +333,7 @@ SIZES = [
     ({"kv_cache_memory": 0}, ["0 bytes", "block"]),
     ({"max_model_len": 5000}, ["5,000", "4,096"]),
     ({"num_blocks": 4, "block_size": 16, "max_model_len": 100}, ["100", "65"]),
-    ({"attention_backend": "abacus"}, ["abacus"]),
+    ({"backend": "abacus"}, ["abacus"]),
 ]
 
 

@@ -90,13 +90,16 @@ COUNT = 16
 LENGTHS = (3, 40, 17, 9)
 
 
+@pytest.mark.parametrize(("backend", "block_size"), [("torch", 4), ("cpu", 16)])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_greedy_equals_transformers(name: str, backend: str, block_size: int, tmp_path: Path) -> None:
     """Mixed chunks and decodes; prompts longer and shorter than the window and than a block."""
     folder = write_random_model(tmp_path, *MODELS[name])
     draw = random.Random(name)
     prompts = [draw.choices(range(300), k=length) for length in LENGTHS]
-    worker = build_worker(WorkerConfig(model_folder=folder, num_blocks=64, block_size=4, threads=1))
+    worker = build_worker(
+        WorkerConfig(model_folder=folder, backend=backend, num_blocks=64, block_size=block_size, threads=1)
+    )
     greedy = SamplingParams(max_tokens=COUNT, seed=0, temperature=0.0)
     jobs = [Job(list(prompt), greedy, arrives=place) for place, prompt in enumerate(prompts)]
     answers = PlanDriver(worker).run(jobs, at_most(7))

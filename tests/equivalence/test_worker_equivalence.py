@@ -12,7 +12,9 @@ import torch
 
 from engine_service.core.plan import Chunk, NewRequest, Plan
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.backend import StepLogits
 from engine_service.worker.config import WorkerConfig
+from engine_service.worker.input_batch import StepInput
 from engine_service.worker.worker import Worker, build_worker
 from tests.fixtures.checkpoints import HIST_VOCAB, greedy_of, load_reference, write_hist
 from tests.fixtures.plan_driver import ChunkSize, Job, PlanDriver, at_most, whole
@@ -50,10 +52,13 @@ def reference(folder: Path) -> Any:
     return load_reference(folder)
 
 
-@pytest.fixture(scope="module", params=[1, 16], ids=["block1", "block16"])
+@pytest.fixture(scope="module", params=[("torch", 1), ("torch", 16), ("cpu", 16), ("cpu", 32)], ids=str)
 def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    blocks = 4096 // request.param
-    built = build_worker(WorkerConfig(model_folder=folder, num_blocks=blocks, block_size=request.param, threads=1))
+    backend, size = request.param
+    built = build_worker(
+        WorkerConfig(model_folder=folder, backend=backend, num_blocks=8192 // size, block_size=size, threads=1)
+    )
+    assert built.info.backend == backend
     yield built
     built.close()
 
@@ -155,20 +160,22 @@ def test_teacher_forced_logits(worker: Worker, reference: Any) -> None:
     prompt = prompt_of(75, 3)
     with torch.no_grad():
         expected = reference(torch.tensor([prompt])).logits[0]
-    model, seen = worker._model, []
+    runner, seen = worker._runner, []
 
     class Recorder:
-        layers = model.layers
+        def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
+            output = runner.run(step, best_only=False)
+            assert output.logits is not None
+            seen.append(output.logits.clone())
+            return output
 
-        def forward(self, *arguments: Any) -> torch.Tensor:
-            seen.append(model.forward(*arguments))
-            return seen[-1].clone()
+        def close(self) -> None: ...
 
-    worker._model = Recorder()  # type: ignore[assignment]
+    worker._runner = Recorder()
     try:
         _prefill_sampling_everywhere(worker, prompt)
     finally:
-        worker._model = model
+        worker._runner = runner
     got = torch.cat(seen)
     assert torch.allclose(got, expected, atol=2e-4, rtol=0)
     assert torch.equal(got.argmax(-1), expected.argmax(-1))

@@ -86,11 +86,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_tokens_are_the_references(name: str, folder: Path, answers: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, backend) for name, case in CASES.items() for backend in ("torch", "cpu") if case.block_size % 16 == 0]
+    + [("small_pool_block_1", "torch")],
+)
+def test_tokens_are_the_references(name: str, backend: str, folder: Path, answers: list[list[int]]) -> None:
     """B046, B054, B060, B069, B072: cached = cold, preempted = not, chunked = whole, overlapped = plain."""
     case = CASES[name]
-    run = EngineRun(case, folder)
+    run = EngineRun(case, folder, backend)
     for begin in range(0, case.rounds * NUM_REQUESTS, NUM_REQUESTS):
         tokens = run.round(begin)
         assert tokens == answers
@@ -104,12 +108,13 @@ def test_tokens_are_the_references(name: str, folder: Path, answers: list[list[i
 class EngineRun:
     """The engine's loop without its mailbox."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case, folder: Path, backend: str) -> None:
         self._case = case
         length = min(512, case.num_blocks * case.block_size)
         self._worker = build_worker(
             WorkerConfig(
                 model_folder=folder,
+                backend=backend,
                 num_blocks=case.num_blocks,
                 block_size=case.block_size,
                 max_model_len=length,

@@ -29,6 +29,8 @@ class PagedAttention:
     def __init__(self, shape: HeadShape, layers: int, pool: PoolSize, dtype: torch.dtype, team: ThreadTeam) -> None:
         self.shape = shape
         self.dtype = dtype
+        # Kept: the kernels call into its threads.
+        self._team = team
         self._library = team.library
         struct = AttentionShapeStruct(shape.query_heads, shape.kv_heads, shape.head_size, shape.scale, 0)
         self._handle = self._library.create(

@@ -37,9 +37,9 @@ def hist(tmp_path: Path) -> Path:
 
 def test_facts_of_a_checkpoint(hist: Path) -> None:
     loaded = load_model(hist, ModelDtype.AUTO, CPU)
-    assert (loaded.vocab_size, loaded.max_model_len, loaded.eos_token_ids) == (512, 4096, (0,))
-    assert (loaded.architecture, loaded.dtype) == ("LlamaForCausalLM", torch.float32)
-    assert [(shape.num_query_heads, shape.num_kv_heads, shape.key_dim) for shape in loaded.model.layers] == [
+    assert (loaded.facts.vocab_size, loaded.facts.max_model_len, loaded.facts.eos_token_ids) == (512, 4096, (0,))
+    assert (loaded.facts.architecture, loaded.facts.dtype) == ("LlamaForCausalLM", torch.float32)
+    assert [(shape.num_query_heads, shape.num_kv_heads, shape.key_dim) for shape in loaded.paged.layers] == [
         (4, 2, 16)
     ] * 2
 
@@ -61,7 +61,7 @@ def test_dtype_is_the_checkpoints_unless_set(
     model = tf.AutoModelForCausalLM.from_pretrained(write_hist(tmp_path / "float32", tokenizer=False))
     model.to(getattr(torch, own)).save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, logger="engine_service"):
-        assert load_model(tmp_path, asked, CPU).dtype == served
+        assert load_model(tmp_path, asked, CPU).facts.dtype == served
     messages = [record.getMessage() for record in caplog.records]
     assert messages == (
         [] if asked is ModelDtype.AUTO else [f"checkpoint is torch.{own}, served as {served} because dtype was set"]
@@ -86,7 +86,7 @@ def test_end_of_text_ids(hist: Path, generation: dict[str, Any] | None, config: 
     if generation is not None:
         path.write_text(json.dumps(generation))
     change_json(hist / "config.json", eos_token_id=config)
-    assert load_model(hist, ModelDtype.AUTO, CPU).eos_token_ids == expected
+    assert load_model(hist, ModelDtype.AUTO, CPU).facts.eos_token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_cut_off_weight_file(hist: Path) -> None:
 def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
     write_hist(tmp_path, tokenizer=False, tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    assert load_model(tmp_path, ModelDtype.AUTO, CPU).vocab_size == 512
+    assert load_model(tmp_path, ModelDtype.AUTO, CPU).facts.vocab_size == 512
 
 
 def test_only_safetensors(hist: Path) -> None:

@@ -2,15 +2,13 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.worker.attention import BatchLayout, KvGeometry, LayerShape
-from engine_service.worker.attention_registry import ATTENTION_KINDS, resolve_attention
-from engine_service.worker.config import Device
 from engine_service.worker.kv_storage import allocate_kv
+from engine_service.worker.torch_attention import TorchAttentionKind
 
 CPU = torch.device("cpu")
 BLOCKS = 64
@@ -75,7 +73,7 @@ SHAPES = st.builds(
 def test_two_steps_equal_plain_attention(shapes: list[LayerShape], requests: list[tuple[int, int]], size: int) -> None:
     """The context is written in one step, the chunk in the next; blocks are scattered over the pool."""
     geometry = KvGeometry(tuple(shapes), size, torch.float32, CPU)
-    backend = ATTENTION_KINDS["torch"].build(geometry, BLOCKS * 4)
+    backend = TorchAttentionKind().build(geometry, BLOCKS * 4)
     generator = torch.Generator().manual_seed(0)
     free = torch.randperm(BLOCKS * 4, generator=generator).tolist()
     tables = [[free.pop() for _ in range(-(-(context + n) // size))] for context, n in requests]
@@ -111,20 +109,8 @@ def test_two_steps_equal_plain_attention(shapes: list[LayerShape], requests: lis
 
 def test_block_bytes_are_those_of_the_tensors() -> None:
     layer = LayerShape(4, 2, 8, 6, 1.0)
-    kind = ATTENTION_KINDS["torch"]
+    kind = TorchAttentionKind()
     geometry = KvGeometry((layer, layer), 16, torch.bfloat16, CPU)
     assert kind.block_bytes(geometry) == 2 * 16 * 2 * (8 + 6) * 2
     kv = allocate_kv(geometry, 3)
     assert sum(t.nbytes for layer_kv in kv for t in (layer_kv.keys, layer_kv.values)) == 3 * kind.block_bytes(geometry)
-
-
-@pytest.mark.parametrize("device", Device)
-def test_auto_resolves_to_a_backend_of_the_device(device: Device) -> None:
-    name, kind = resolve_attention("auto", device)
-    assert ATTENTION_KINDS[name] is kind
-    assert device in kind.devices
-
-
-def test_an_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"'flash9' is not known; choose one of: auto, .*torch"):
-        resolve_attention("flash9", Device.CPU)

@@ -1,10 +1,11 @@
 """The worker's own rules: what it reports, order of results, bounds, failures of single requests."""
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
+from safetensors.torch import load_file, save_file
 
 from engine_service.core.plan import Chunk, Failure, NewRequest, Plan, Result
 from engine_service.core.sampling import SamplingParams
@@ -29,19 +30,20 @@ def first_plan(*ids: int, samples: bool = True) -> Plan:
     return Plan(0, tuple(Chunk(one, 0, 3 if samples else 2, (), samples) for one in ids), new)
 
 
-def test_info_of_a_memory_budget(folder: Path) -> None:
-    """B145: the limit is lowered to what the pool holds, and reported."""
-    info = build(folder, kv_cache_memory=100_000).info
+@pytest.mark.parametrize(("backend", "budget", "head"), [("torch", 100_000, 16), ("cpu", 200_000, 32)])
+def test_info_of_a_memory_budget(folder: Path, backend: str, budget: int, head: int) -> None:
+    """B145: the limit is lowered to what the pool holds, and reported. The kernels pad heads to 32 numbers."""
+    info = build(folder, kv_cache_memory=budget, backend=backend).info
     assert asdict(info) == {
         "vocab_size": 512,
         "max_model_len": 12 * 16,
         "eos_token_ids": (0,),
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
-        "attention_backend": "torch",
+        "backend": backend,
         "block_size": 16,
         "num_blocks": 12,
-        "kv_bytes_per_block": 2 * 16 * 2 * (16 + 16) * 4,
+        "kv_bytes_per_block": 2 * 16 * 2 * (head + head) * 4,
     }
 
 
@@ -91,14 +93,17 @@ def test_a_request_back_in_the_plan_that_drops_it(folder: Path) -> None:
     assert worker.result().sampled == expected
 
 
-def test_unsound_logits_end_one_request_only(folder: Path) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_unsound_logits_end_one_request_only(folder: Path, tmp_path: Path, backend: str) -> None:
     """B150: NaN in the embedding of one token; its neighbour's answer is as without it."""
-    clean = build(folder, num_blocks=8)
+    clean = build(folder, num_blocks=8, backend=backend)
     clean.submit(first_plan(2))
     expected = clean.result().sampled
-    worker = build(folder, num_blocks=8)
-    with torch.no_grad():
-        worker._model._model.get_input_embeddings().weight[1] = float("nan")
+    shutil.copytree(folder, tmp_path / "broken")
+    weights = load_file(tmp_path / "broken" / "model.safetensors")
+    weights["model.embed_tokens.weight"][1] = float("nan")
+    save_file(weights, tmp_path / "broken" / "model.safetensors", metadata={"format": "pt"})
+    worker = build(tmp_path / "broken", num_blocks=8, backend=backend)
     worker.submit(first_plan(1, 2))
     result = worker.result()
     assert result.failures == (Failure(1, "the model's logits were not finite"),)

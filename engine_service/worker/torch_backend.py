@@ -1,0 +1,80 @@
+"""The plain backend: any model as transformers writes it, paged attention in plain torch. The reference.
+
+Must not know: requests, plans, how a token is drawn.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_service.worker.attention import AttentionBackend, AttentionKind, KvGeometry
+from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
+from engine_service.worker.config import Device, WorkerConfig
+from engine_service.worker.input_batch import StepInput
+from engine_service.worker.model_loader import TransformersModel, load_model
+from engine_service.worker.paged_model import PagedModel, StepContext
+from engine_service.worker.threads import num_threads
+from engine_service.worker.torch_attention import TorchAttentionKind
+
+
+class TorchBackend:
+    """Runs wherever torch does."""
+
+    devices = frozenset({Device.CPU, Device.CUDA})
+
+    def load(self, config: WorkerConfig) -> LoadedModel:
+        torch.set_num_threads(num_threads(config.threads))
+        device = _torch_device(config.device)
+        model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
+        return GenericModel("torch", model, TorchAttentionKind(), device)
+
+
+@dataclass(frozen=True, slots=True)
+class GenericModel:
+    """A transformers model and the attention it will use."""
+
+    name: str
+    model: TransformersModel
+    attention: AttentionKind
+    device: torch.device
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.model.facts
+
+    @property
+    def default_block_size(self) -> int:
+        return self.attention.default_block_size
+
+    def block_bytes(self, block_size: int) -> int:
+        geometry = self._geometry(block_size)
+        self.attention.check(geometry)
+        return self.attention.block_bytes(geometry)
+
+    def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
+        attention = self.attention.build(self._geometry(block_size), num_blocks)
+        return GenericRunner(self.model.paged, attention)
+
+    def _geometry(self, block_size: int) -> KvGeometry:
+        return KvGeometry(self.model.paged.layers, block_size, self.facts.dtype, self.device)
+
+
+class GenericRunner:
+    """One forward pass of the transformers model a step."""
+
+    def __init__(self, model: PagedModel, attention: AttentionBackend) -> None:
+        self._model = model
+        self._attention = attention
+
+    def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
+        context = StepContext(self._attention, step.layout)
+        return StepLogits(self._model.forward(step.input_ids, step.positions, step.sample_rows, context), None)
+
+    def close(self) -> None:
+        """Memory goes when the runner does."""
+
+
+def _torch_device(device: Device) -> torch.device:
+    if device is Device.CUDA and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but this torch finds no CUDA device")
+    return torch.device(device.value)
