@@ -11,8 +11,10 @@ export HF_HUB_OFFLINE ?= 1
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## virtual environment, dependencies, embedded model
+setup: $(STAMP) ## virtual environment, dependencies, embedded model, compiled kernels
 	@$(BIN)/python -m engine_service.embedded_model >/dev/null
+	@# without a compiler the engine computes in plain torch, and says so
+	@$(BIN)/python -m engine_service.worker.kernels.build >/dev/null || true
 
 $(STAMP): pyproject.toml
 	@echo "setup: virtual environment in $(VENV)"
