@@ -20,7 +20,7 @@ from engine_service.api.admission import Door
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.front import Front
-from engine_service.api.grpc_service import SERVICE_NAME, EngineService
+from engine_service.api.grpc_service import SERVICE_NAME, EngineService, add_to_server
 from engine_service.api.supervisor import EngineSupervisor
 from engine_service.config import (
     ENV_PREFIX,
@@ -37,7 +37,6 @@ from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_o
 from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import MetricsServer, start_metrics_server
-from tokenwire.engine.v1 import engine_pb2_grpc
 
 _ENGINE_MODULE = "engine_service.engine_main"
 
@@ -104,7 +103,7 @@ def _add_service(
         engine_version=version("tokenwire"),
         clock=time.monotonic,
     )
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, grpc_server)
+    add_to_server(service, grpc_server)
 
 
 async def _listen(grpc_server: grpc.aio.Server, server: ServerConfig, registry: CollectorRegistry) -> MetricsServer:

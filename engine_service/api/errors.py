@@ -9,6 +9,7 @@ import grpc
 
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
 from service_runtime import statuses
+from service_runtime.wire import Malformed
 
 _STATUS = {
     RefusalCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,6 +46,13 @@ def outcome_of(finish: Finish) -> str:
     if finish.reason is FinishReason.ERROR and error is not None and error.code in _REJECTIONS:
         return "rejected"
     return finish.reason.value
+
+
+def malformed(message: Malformed) -> Refusal:
+    """The refusal of a message that could not be read."""
+    if not message.field:
+        return Refusal(RefusalCode.INVALID, message.description)
+    return Refusal(RefusalCode.INVALID, f"{message.field}: {message.description}", message.field)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:

@@ -4,7 +4,8 @@ Must not know: torch, how the engine runs, how requests are validated.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 
@@ -15,7 +16,8 @@ from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.live_request import LiveRequest
 from engine_service.api.session import Session
 from engine_service.core.outcome import Refusal, RefusalCode
-from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
+from service_runtime.wire import Malformed, request_parser
+from tokenwire.engine.v1 import engine_pb2
 
 SERVICE_NAME = "tokenwire.engine.v1.EngineService"
 _CLIENT_LEFT = Refusal(RefusalCode.CANCELLED, "the client left")
@@ -23,8 +25,8 @@ _CLIENT_LEFT = Refusal(RefusalCode.CANCELLED, "the client left")
 GenerateContext = grpc.aio.ServicerContext[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
 
 
-class EngineService(engine_pb2_grpc.EngineServiceServicer):
-    """Errors are statuses: see `api/errors.py`. `clock` is the handle's, in seconds."""
+class EngineService:
+    """The methods of EngineService. Errors are statuses: see `api/errors.py`. `clock` is the handle's, in seconds."""
 
     def __init__(
         self,
@@ -41,16 +43,14 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._engine_version = engine_version
         self._clock = clock
 
-    async def Session(  # type: ignore[override]
+    async def session(
         self,
-        request_iterator: AsyncIterator[engine_pb2.SessionRequest],
+        _requests: AsyncIterator[engine_pb2.SessionRequest | Malformed],
         context: grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse],
     ) -> None:
         await Session(context, self._door, self._handle, self._opened).run()
 
-    async def Generate(  # type: ignore[override]
-        self, request: engine_pb2.GenerateRequest, context: GenerateContext
-    ) -> None:
+    async def generate(self, request: engine_pb2.GenerateRequest, context: GenerateContext) -> None:
         has_news = asyncio.Event()
         live = self._door.admit(request.request, call_timeout_s=context.time_remaining(), wake=has_news.set)
         if isinstance(live, Refusal):
@@ -79,18 +79,18 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 await errors.abort(context, finish.error)
             return
 
-    async def Abort(
+    async def abort(
         self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> engine_pb2.AbortResponse:
         await self._handle.abort(request.request_ids)
         return engine_pb2.AbortResponse()
 
-    async def GetModelInfo(
+    async def get_model_info(
         self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> engine_pb2.GetModelInfoResponse:
         return self._model_info(await self._running_engine(context))
 
-    async def GetLoad(
+    async def get_load(
         self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> engine_pb2.GetLoadResponse:
         connection = await self._running_engine(context)
@@ -109,3 +109,42 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     def _opened(self, connection: Connection) -> engine_pb2.SessionOpened:
         return engine_pb2.SessionOpened(model=self._model_info(connection), engine_epoch=connection.info.epoch)
+
+
+def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:
+    """Registers the methods with our own reading of requests (see service_runtime.wire)."""
+    unary = grpc.unary_unary_rpc_method_handler
+    pb = engine_pb2
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Session": grpc.stream_stream_rpc_method_handler(
+            service.session, request_parser(pb.SessionRequest), pb.SessionResponse.SerializeToString
+        ),
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            _well_formed(service.generate),
+            request_parser(pb.GenerateRequest),
+            pb.GenerateResponse.SerializeToString,
+        ),
+        "Abort": unary(
+            _well_formed(service.abort), request_parser(pb.AbortRequest), pb.AbortResponse.SerializeToString
+        ),
+        "GetModelInfo": unary(
+            _well_formed(service.get_model_info),
+            request_parser(pb.GetModelInfoRequest),
+            pb.GetModelInfoResponse.SerializeToString,
+        ),
+        "GetLoad": unary(
+            _well_formed(service.get_load), request_parser(pb.GetLoadRequest), pb.GetLoadResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+def _well_formed(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """`method` for requests that could be read; INVALID_ARGUMENT for the others."""
+
+    async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if isinstance(request, Malformed):
+            await errors.abort(context, errors.malformed(request))
+        return await method(request, context)
+
+    return serve

@@ -6,7 +6,7 @@ Must not know: how requests are validated, other sessions, how the engine runs.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -16,6 +16,7 @@ from engine_service.api.convert import finish_message
 from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.live_request import LiveRequest, Unread
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
+from service_runtime.wire import Malformed
 from tokenwire.engine.v1 import engine_pb2
 
 # Past this many requests with unread news, commands wait until the client has read some.
@@ -89,6 +90,8 @@ class Session:
 
     async def _open(self, connection: Connection) -> None:
         first = _command(await self._context.read())
+        if isinstance(first, Refusal):
+            await errors.abort(self._context, first)
         if first is None or first.WhichOneof("command") != "open":
             await errors.abort(
                 self._context,
@@ -102,25 +105,24 @@ class Session:
         writer = asyncio.create_task(self._write_outputs())
         ended = asyncio.create_task(connection.ended.wait())
         draining = asyncio.create_task(self._watch_draining())
-        tasks: set[asyncio.Task[Refusal | None] | asyncio.Task[None] | asyncio.Task[bool]]
-        tasks = {reader, writer, ended}
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
-                await asyncio.wait(
-                    {writer, asyncio.create_task(self._all_written.wait())},
-                    timeout=_LAST_WORDS_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await self._write_last_words(writer)
                 return connection.reason
             if writer in done:
                 writer.result()
             return reader.result()
         finally:
-            tasks.add(draining)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(reader, writer, ended, draining)
+
+    async def _write_last_words(self, writer: asyncio.Task[None]) -> None:
+        """Gives the writer a moment to tell how the requests ended."""
+        all_written = asyncio.create_task(self._all_written.wait())
+        try:
+            await asyncio.wait({writer, all_written}, timeout=_LAST_WORDS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(all_written)
 
     async def _watch_draining(self) -> None:
         """Lets the writer, the only task that writes, tell the client to submit elsewhere."""
@@ -132,8 +134,8 @@ class Session:
         while True:
             await self._has_room.wait()
             message = _command(await self._context.read())
-            if message is None:
-                return None
+            if message is None or isinstance(message, Refusal):
+                return message
             refusal = self._obey(message)
             if refusal is not None:
                 return refusal
@@ -215,6 +217,14 @@ class Session:
         return outputs
 
 
-def _command(message: object) -> engine_pb2.SessionRequest | None:
-    """None at the end of the stream."""
+def _command(message: object) -> engine_pb2.SessionRequest | Refusal | None:
+    """None at the end of the stream; a refusal for a message that could not be read."""
+    if isinstance(message, Malformed):
+        return errors.malformed(message)
     return message if isinstance(message, engine_pb2.SessionRequest) else None
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from service_runtime.wire import Malformed
 from tokenizer_service.api.errors import abort
 from tokenizer_service.api.metrics import TokenizerMetrics
-from tokenizer_service.api.wire import Malformed
 from tokenizer_service.engines.messages import Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission

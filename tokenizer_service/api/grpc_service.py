@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from service_runtime.wire import Malformed, request_parser
 from tokenizer_service.api.calls import Call, CallRunner, ClientGone
 from tokenizer_service.api.convert import (
     StreamResponse,
@@ -22,7 +23,6 @@ from tokenizer_service.api.convert import (
     skips_special_tokens,
     tokenize_prompt,
 )
-from tokenizer_service.api.wire import Malformed, request_parser
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid, invalid_field
 from tokenizer_service.engines.router import no_engine
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta

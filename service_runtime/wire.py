@@ -1,6 +1,6 @@
 """Reads requests off the wire: bytes that are no valid message are the client's mistake, named by field.
 
-(The library itself answers them with INTERNAL.) Must not know: what the messages mean.
+(The library itself answers them with UNKNOWN and the name of a class.) Must not know: what the messages mean.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 MessageT = TypeVar("MessageT", bound=Message)
+
+MAX_FIELDS_READ = 20_000
+"""So many fields of a bad message are looked at to name the wrong one: it happens on the event loop."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -37,7 +40,7 @@ def request_parser(kind: type[MessageT]) -> Callable[[bytes], MessageT | Malform
 
 def _explain(descriptor: Any, data: bytes) -> Malformed:
     try:
-        found = _find_bad_text(descriptor, data, "")
+        found = _find_bad_text(descriptor, data, "", _Budget(MAX_FIELDS_READ))
     except (IndexError, ValueError):
         found = None
     if found is None:
@@ -45,10 +48,24 @@ def _explain(descriptor: Any, data: bytes) -> Malformed:
     return Malformed(*found)
 
 
-def _find_bad_text(descriptor: Any, data: bytes, path: str) -> tuple[str, str] | None:
+class _Budget:
+    """Counts down the fields that may still be read."""
+
+    def __init__(self, fields: int) -> None:
+        self._left = fields
+
+    def spend(self) -> None:
+        """Raises ValueError when there is none left."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("too many fields")
+
+
+def _find_bad_text(descriptor: Any, data: bytes, path: str, budget: _Budget) -> tuple[str, str] | None:
     """The path of the first string field that is not UTF-8. Raises on bytes that are no message at all."""
     place, counts = 0, dict[int, int]()
     while place < len(data):
+        budget.spend()
         tag, place = _varint(data, place)
         number, wire_type = tag >> 3, tag & 7
         content, place = _content(data, place, wire_type)
@@ -57,15 +74,15 @@ def _find_bad_text(descriptor: Any, data: bytes, path: str) -> tuple[str, str] |
             continue
         counts[number] = counts.get(number, 0) + 1
         name = f"{path}{field.name}" + (f"[{counts[number] - 1}]" if field.is_repeated else "")
-        found = _check_content(field, content, name)
+        found = _check_content(field, content, name, budget)
         if found is not None:
             return found
     return None
 
 
-def _check_content(field: Any, content: bytes, name: str) -> tuple[str, str] | None:
+def _check_content(field: Any, content: bytes, name: str, budget: _Budget) -> tuple[str, str] | None:
     if field.message_type is not None:
-        return _find_bad_text(field.message_type, content, f"{name}.")
+        return _find_bad_text(field.message_type, content, f"{name}.", budget)
     if field.type != FieldDescriptor.TYPE_STRING:
         return None
     try:
