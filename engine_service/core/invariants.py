@@ -1,4 +1,4 @@
-"""What must always hold between requests, blocks and the prefix index; for tests and idle moments.
+"""What must always hold between requests, blocks and the prefix index.
 
 Must not know: plans' contents, sampling, torch, the clock.
 """

@@ -158,6 +158,18 @@ class Scheduler:
             finished_by_reason=dict(counters.finished),
         )
 
+    def check_idle(self) -> None:
+        """AssertionError with the numbers when blocks are held although there is no work. O(1), for the loop.
+
+        Without requests every block table is empty, so this is the sum of what `check_invariants` looks at.
+        """
+        if not self.has_work:
+            pool, roster = self._kv.pool, self._roster
+            assert pool.num_used == 0, f"idle, but {pool.num_used:,} of {pool.num_blocks:,} blocks are held"
+            assert not (roster.running or len(roster.waiting) or roster.leaving), (
+                f"idle, but {len(roster.running)} requests run, {len(roster.waiting)} wait, {roster.leaving} leave"
+            )
+
     def check_invariants(self) -> None:
         """AssertionError with the numbers when blocks, queues and counters do not agree; slow."""
         holders = {id(r): r for flight in self._flights for r in flight.requests}

@@ -78,7 +78,7 @@ class EngineLoop:
             self._publish(steps)
             is_idle = plan is None and settle is None
             if is_idle:
-                self._scheduler.check_invariants()
+                self._scheduler.check_idle()
 
     def _take_commands(self, *, wait: bool) -> None:
         timeout_s = None

@@ -214,3 +214,17 @@ def test_worker_exception_ends_the_loop(overlap: bool) -> None:
     )
     with pytest.raises(RuntimeError, match="device is lost"):
         loop.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_block_that_was_not_given_back_stops_an_idle_loop(overlap: bool) -> None:
+    """A leak is a bug of ours: better a fresh engine than one that fills up. Checked at every idle moment."""
+    scheduler = Scheduler(SMALL)
+    scheduler._kv.pool.take()
+    mailbox = ScriptedMailbox([[submit(1, [5, 6])]])
+    loop = EngineLoop(
+        scheduler, ScriptedWorker(), mailbox, limits=limits_of(SMALL), clock=ManualClock(), overlap=overlap
+    )
+    with pytest.raises(AssertionError, match="1 of 256 blocks are held"):
+        loop.run()
+    assert [item.request_id for report in mailbox.reports for item in report.news if item.finish] == [1]
