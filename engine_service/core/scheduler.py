@@ -166,9 +166,8 @@ class Scheduler:
         if not self.has_work:
             pool, roster = self._kv.pool, self._roster
             assert pool.num_used == 0, f"idle, but {pool.num_used:,} of {pool.num_blocks:,} blocks are held"
-            assert not (roster.running or len(roster.waiting) or roster.leaving), (
-                f"idle, but {len(roster.running)} requests run, {len(roster.waiting)} wait, {roster.leaving} leave"
-            )
+            placed = (len(roster.running), len(roster.waiting), roster.leaving)
+            assert placed == (0, 0, 0), f"idle, but (running, waiting, leaving) requests are {placed}"
 
     def check_invariants(self) -> None:
         """AssertionError with the numbers when blocks, queues and counters do not agree; slow."""
