@@ -90,11 +90,13 @@ def _prepare_model(reference: str) -> Path:
 
 def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
     """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
-    from engine_service.worker.worker import build_worker
+    from engine_service.worker.threaded import ThreadedWorker
+    from engine_service.worker.worker import Worker, build_worker
 
-    worker = build_worker(_worker_config(config, folder))
-    info = worker.info
     scheduling = config.scheduling
+    built = build_worker(_worker_config(config, folder))
+    worker: Worker | ThreadedWorker = ThreadedWorker(built) if scheduling.overlap else built
+    info = built.info
     limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
     scheduler = Scheduler(
         SchedulerConfig(

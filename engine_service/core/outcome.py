@@ -5,6 +5,7 @@ Must not know: gRPC, protobuf, torch. A refusal is a value, never an exception.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class FinishReason(Enum):
@@ -51,9 +52,8 @@ class Finish:
     error: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestNews:
-    """New tokens of one request since its last news, and its end if it came."""
+class RequestNews(NamedTuple):
+    """New tokens of one request since its last news, and its end if it came. (A named tuple: see Chunk.)"""
 
     request_id: int
     token_ids: tuple[int, ...]

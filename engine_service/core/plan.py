@@ -4,6 +4,7 @@ Nothing else crosses between them. Must not know: torch, the clock, how a plan i
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine_service.core.sampling import SamplingParams
 
@@ -23,8 +24,7 @@ class NewRequest:
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The tokens of one request in one step: positions `start` .. `start + length - 1`.
 
     The worker holds the token ids itself: those of `NewRequest`, and every token it sampled since, so
@@ -32,6 +32,7 @@ class Chunk:
     appended to the request's block table. `samples`: the chunk reaches the request's last token, so the
     worker takes logits there and samples the token at position `start + length`.
     `allow_stop` is False while min_tokens is not reached: the request's stop tokens must not be sampled.
+    (A named tuple, because hundreds are made in a step and a frozen dataclass costs three times as much.)
     """
 
     request_id: int

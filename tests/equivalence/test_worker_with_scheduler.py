@@ -14,7 +14,8 @@ from engine_service.core.request import Request
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
 from engine_service.worker.config import WorkerConfig
-from engine_service.worker.worker import build_worker
+from engine_service.worker.threaded import ThreadedWorker
+from engine_service.worker.worker import Worker, build_worker
 from tests.fixtures.checkpoints import HIST_VOCAB, load_reference, write_hist
 from tests.fixtures.reference_sampling import generate
 
@@ -111,7 +112,7 @@ class EngineRun:
     def __init__(self, case: Case, folder: Path, backend: str) -> None:
         self._case = case
         length = min(512, case.num_blocks * case.block_size)
-        self._worker = build_worker(
+        self._built = build_worker(
             WorkerConfig(
                 model_folder=folder,
                 backend=backend,
@@ -122,6 +123,7 @@ class EngineRun:
                 threads=1,
             )
         )
+        self._worker: Worker | ThreadedWorker = ThreadedWorker(self._built) if case.overlap else self._built
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=case.block_size,
@@ -139,7 +141,7 @@ class EngineRun:
 
     @property
     def rows_held(self) -> int:
-        return self._worker._batch.num_requests
+        return self._built._batch.num_requests
 
     def round(self, first_id: int) -> list[list[int]]:
         """All requests, two more at each step; their tokens."""
