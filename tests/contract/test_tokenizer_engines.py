@@ -1,6 +1,7 @@
 """The tokenizer service and its engine replicas: matching, losing, finding again, sharing work."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -19,6 +20,8 @@ from tests.fixtures.tokenizer_app import (
     running,
 )
 from tokenizer_service.api.grpc_service import SERVICE_NAME
+from tokenizer_service.engines.messages import EngineFinish, SamplingOptions, TokenSubmission
+from tokenizer_service.engines.refusal import Refusal
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -87,6 +90,30 @@ async def test_a_broken_session_is_opened_again_and_handles_are_never_reused() -
         assert handles == sorted(set(handles))
         assert len(service.engine.opened) == 4
         assert service.engine.opened[0].client_name
+
+
+class _BrokenSink:
+    """Raises where it must not; counts how often it was told that the engine is lost."""
+
+    def __init__(self) -> None:
+        self.num_lost = 0
+
+    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
+        raise RuntimeError("a bug of ours")
+
+    def on_lost(self, refusal: Refusal) -> None:
+        self.num_lost += 1
+
+
+async def test_a_bug_in_delivery_costs_a_session_and_not_the_replica() -> None:
+    async with running(default_model(), hello) as service:
+        connection = service.app.router.connections[0]
+        sink = _BrokenSink()
+        assert not isinstance(connection.submit(TokenSubmission("broken", [5], SamplingOptions()), sink), Refusal)
+        await service.engine.wait_until(lambda: len(service.engine.opened) == 2)
+        await service.wait_health(True)
+        assert sink.num_lost == 1
+        assert (await collect(service.stub.Generate(ids_request([5])))).text == "Hello"
 
 
 async def test_the_service_waits_for_an_engine_that_starts_later() -> None:

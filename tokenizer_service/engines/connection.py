@@ -82,7 +82,12 @@ class EngineConnection:
         async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
             stub = engine_pb2_grpc.EngineServiceStub(channel)
             while True:
-                was_usable = await self._hold_session(stub)
+                try:
+                    was_usable = await self._hold_session(stub)
+                except Exception:
+                    # Whatever it was: without this task the replica would be lost until a restart.
+                    _log.exception("engine_session_broken", engine=self.address)
+                    was_usable = False
                 failures = 0 if was_usable else failures + 1
                 await asyncio.sleep(self._backoff(failures))
 
