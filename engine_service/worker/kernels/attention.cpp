@@ -50,9 +50,9 @@ void Attention<T>::attend(const Batch& batch, int window, const Act<T>* queries,
             const Piece& piece = pieces_[static_cast<size_t>(i / kv_heads)];
             const int kv_head = i % kv_heads;
             const ptrdiff_t row = static_cast<ptrdiff_t>(kv_head) * batch.tokens + piece.token;
+            const int32_t* table = batch.block_tables + static_cast<ptrdiff_t>(piece.chunk) * batch.table_width;
             attend_tile({kv, queries + row * group * head, out + piece.token * out_stride + kv_head * group * head,
-                         out_stride, batch.block_tables + static_cast<ptrdiff_t>(piece.chunk) * batch.table_width, kv_head,
-                         window, piece.position, piece.count, piece.count * group},
+                         out_stride, table, kv_head, window, piece.position, piece.count, piece.count * group},
                         scratch_[static_cast<size_t>(thread)]);
         }
     });
@@ -111,8 +111,8 @@ void Attention<T>::soften_block(const Tile& tile, int block, int groups, Attenti
             const int lane = g * kGroupSlots;
             F16 score = load(scores + lane) * factor;
             if (last < lane + kGroupSlots || first > lane) {
-                score = keep_lanes(score, std::clamp(first - lane, 0, kGroupSlots), std::clamp(last - lane, 0, kGroupSlots),
-                                   kMasked);
+                const int from = std::clamp(first - lane, 0, kGroupSlots), to = std::clamp(last - lane, 0, kGroupSlots);
+                score = keep_lanes(score, from, to, kMasked);
             }
             store(scores + lane, score);
             largest = max(score, largest);
@@ -149,8 +149,9 @@ void Attention<T>::gather_values(const Tile& tile, int block, int keys, Attentio
             const int inside = std::min(kGroupSlots, keys - key);
             runs[count++] = {values, values + kLanes * depth, (inside + depth - 1) / depth};
         }
-        Product<T> product{scratch.weights.data(), kKeyBlock, runs, count, static_cast<ptrdiff_t>(shape_.head()) * depth,
-                           scratch.output.data() + column, shape_.head(), true, nullptr};
+        const ptrdiff_t stride = static_cast<ptrdiff_t>(shape_.head()) * depth;
+        Product<T> product{scratch.weights.data(), kKeyBlock, runs, count, stride, scratch.output.data() + column,
+                           shape_.head(), true, nullptr};
         for (int i = 0; i < heights.count; ++i) {
             const int height = heights.height(i);
             tile_function<T>(height, 0)(product);

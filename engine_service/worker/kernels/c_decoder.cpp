@@ -73,7 +73,9 @@ TOKENWIRE_API void tokenwire_decoder_window(void* handle, int layer, int window)
 }
 
 TOKENWIRE_API int tokenwire_decoder_step(void* handle, const DecoderStep* step, char* error) {
-    return guarded(error, [&] { static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) { decoder.step(*step); }); });
+    return guarded(error, [&] {
+        static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) { decoder.step(*step); });
+    });
 }
 
 TOKENWIRE_API int64_t tokenwire_decoder_weight_bytes(void* handle) {
@@ -82,7 +84,8 @@ TOKENWIRE_API int64_t tokenwire_decoder_weight_bytes(void* handle) {
 }
 
 TOKENWIRE_API int64_t tokenwire_decoder_kv_bytes(void* handle) {
-    return static_cast<DecoderHandle*>(handle)->with([](auto& decoder) { return static_cast<int64_t>(decoder.kv_bytes()); });
+    return static_cast<DecoderHandle*>(handle)->with(
+        [](auto& decoder) { return static_cast<int64_t>(decoder.kv_bytes()); });
 }
 
 // Copies the seconds of each stage (kStages numbers) since the last call and starts again from zero; counts

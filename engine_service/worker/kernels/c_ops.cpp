@@ -106,8 +106,8 @@ TOKENWIRE_API void* tokenwire_paged_create(int type, const AttentionShape* shape
 TOKENWIRE_API void tokenwire_paged_destroy(void* handle) { delete static_cast<PagedHandle*>(handle); }
 
 // Strides are in numbers: of tokens and heads of the keys, then of the values.
-TOKENWIRE_API int tokenwire_paged_write(void* handle, int layer, const Batch* batch, const void* keys, const void* values,
-                                        const int64_t* strides, char* error) {
+TOKENWIRE_API int tokenwire_paged_write(void* handle, int layer, const Batch* batch, const void* keys,
+                                        const void* values, const int64_t* strides, char* error) {
     return guarded(error, [&] {
         auto* paged = static_cast<PagedHandle*>(handle);
         if (paged->single) {

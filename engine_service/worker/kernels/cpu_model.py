@@ -49,8 +49,8 @@ class _Part(IntEnum):
 class WeightFormat(Enum):
     """How the layers' matrices are kept; the head and the embedding stay as they are.
 
-    FOUR_BIT: groups of 32 with scale and minimum, five bits a weight in all, for small batches. Beyond four
-    rows or so it is slower than PLAIN. Needs bfloat16.
+    FOUR_BIT: groups of 32 with scale and minimum, five bits a weight in all, for small batches: beyond some
+    sixteen rows unpacking costs more than it saves. Needs bfloat16.
     """
 
     PLAIN = "plain"

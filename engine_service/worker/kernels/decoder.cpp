@@ -2,6 +2,7 @@
 // Must not know: where parameters come from.
 #include "decoder.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -183,8 +184,8 @@ int Decoder<Weight>::keep_sampled(const DecoderStep& step) {
     for (int i = 0; i < step.sampled; ++i) {
         const ptrdiff_t from = step.sample_rows[i];
         if (from == i) continue;
-        std::memcpy(residual_.data() + i * row_, residual_.data() + from * row_, static_cast<size_t>(row_) * sizeof(float));
-        std::memcpy(attended_.data() + i * heads, attended_.data() + from * heads, static_cast<size_t>(heads) * sizeof(T));
+        std::copy_n(residual_.data() + from * row_, row_, residual_.data() + i * row_);
+        std::copy_n(attended_.data() + from * heads, heads, attended_.data() + i * heads);
     }
     return step.sampled;
 }
@@ -212,8 +213,8 @@ struct HeadTile {
         float* finite_row = finite + row * kLanes;
         // Zero times anything finite is zero; what is not finite leaves a NaN in the sum.
         store(finite_row, fma(left, zero(), fma(right, zero(), load(finite_row))));
-        left = keep_lanes(left, 0, inside < kLanes ? inside : kLanes, kLowest);
-        right = keep_lanes(right, 0, inside >= kTileColumns ? kLanes : (inside > kLanes ? inside - kLanes : 0), kLowest);
+        left = keep_lanes(left, 0, std::min(inside, kLanes), kLowest);
+        right = keep_lanes(right, 0, std::clamp(inside - kLanes, 0, kLanes), kLowest);
         const float largest = reduce_max(max(left, right));
         if (largest < best_logit[row] || (largest == best_logit[row] && column > best_index[row])) return;
         for (int i = 0; i < kTileColumns && i < inside; ++i) {

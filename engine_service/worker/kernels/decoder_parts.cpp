@@ -60,6 +60,7 @@ bool Decoder<Weight>::set_vector(Buffer<float>& target, const void* data, int64_
 template <class Weight>
 bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns) {
     const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
+    const int64_t gate_up = 2 * static_cast<int64_t>(gated_);
     const int64_t count = rows * columns, table = static_cast<int64_t>(config_.positions) * (config_.head_size / 2);
     const bool four_bit = config_.four_bit != 0;
     Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
@@ -79,7 +80,7 @@ bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t r
         case Part::kOutput: return set_matrix(at.output, four_bit, data, rows, columns, hidden, heads);
         case Part::kOutputBias: return set_vector(at.output_bias, data, count, hidden);
         case Part::kPostNorm: return set_vector(at.post_norm, data, count, hidden);
-        case Part::kGateUp: return set_matrix(at.gate_up, four_bit, data, rows, columns, 2 * static_cast<int64_t>(gated_), hidden);
+        case Part::kGateUp: return set_matrix(at.gate_up, four_bit, data, rows, columns, gate_up, hidden);
         case Part::kDown: return set_matrix(at.down, four_bit, data, rows, columns, hidden, config_.intermediate);
     }
     return false;

@@ -24,7 +24,8 @@ void PackedWeight<Weight>::pack_block(const Weight* source, int columns, int blo
         const Weight* row = source + static_cast<size_t>(output) * static_cast<size_t>(columns);
         for (int k = 0; k < steps_ * depth; ++k) {
             const bool inside = output < outputs_ && k < columns;
-            target[(static_cast<ptrdiff_t>(k / depth) * kTileColumns + c) * depth + k % depth] = inside ? row[k] : Weight{};
+            const ptrdiff_t step = static_cast<ptrdiff_t>(k / depth) * kTileColumns;
+            target[(step + c) * depth + k % depth] = inside ? row[k] : Weight{};
         }
     }
 }

@@ -2,10 +2,11 @@
 // weight = minimum + scale * q with q in 0..15, rounded to nearest.
 //
 // A block of 32 columns is contiguous, and within it each group of 32 inputs: scales of 32 columns (half
-// precision) and their minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the 16-bit word 2 c + m holds, for
-// column c, the four q of inputs m, m + 2, m + 4 and m + 6: four steps of pairs, unpacked by shifts.
-// One kernel serves every number of rows, so a row's bits do not depend on its neighbours; beyond about four
-// rows unpacking costs more than the memory it saves.
+// precision) and their minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the
+// 16-bit word 2 c + m holds, for column c, the four q of inputs m, m + 2, m + 4 and m + 6: four steps of pairs,
+// unpacked by shifts.
+// One kernel serves every number of rows, so a row's bits do not depend on its neighbours; beyond some
+// sixteen rows unpacking costs more than the memory it saves.
 // Must not know: models, which product this is.
 #pragma once
 
@@ -65,8 +66,9 @@ void multiply_int4(const Rows<bf16>& rows, const PackedInt4& weight, Buffer<floa
         for (int block = begin; block < end; ++block) {
             for (int row = 0; row < rows.count; row += kInt4Rows) {
                 const int height = std::min(kInt4Rows, rows.count - row);
-                multiply_int4_tile(rows.data + row * rows.stride, rows.stride, sums.data() + static_cast<ptrdiff_t>(row) * groups,
-                                   groups, weight.block(block), height, tile);
+                const float* row_sums = sums.data() + static_cast<ptrdiff_t>(row) * groups;
+                multiply_int4_tile(rows.data + row * rows.stride, rows.stride, row_sums, groups, weight.block(block),
+                                   height, tile);
                 finish(row, height, block, tile);
             }
         }

@@ -50,7 +50,9 @@ private:
         for (int d = 0; d < head_; d += kLanes) {
             bf16 halves[kLanes];
             store(halves, load(key + d));
-            for (int i = 0; i < kLanes; i += 2) std::memcpy(words + (d + i) / 2 * kGroupSlots, halves + i, sizeof *words);
+            for (int i = 0; i < kLanes; i += 2) {
+                std::memcpy(words + (d + i) / 2 * kGroupSlots, halves + i, sizeof *words);
+            }
         }
         words = reinterpret_cast<uint32_t*>(values) + static_cast<ptrdiff_t>(lane / 2) * head_;
         for (int d = 0; d < head_; d += kLanes) {

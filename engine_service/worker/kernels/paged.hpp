@@ -50,7 +50,7 @@ public:
     // out [tokens, query heads, head size], dense; the batch's own KV has been written before.
     void attend(int layer, const Batch& batch, int window, const Heads<T>& queries, T* out) {
         const int heads = shape_.query_heads, head = shape_.head(), size = shape_.head_size;
-        const size_t numbers = static_cast<size_t>(batch.tokens) * static_cast<size_t>(heads) * static_cast<size_t>(head);
+        const size_t numbers = static_cast<size_t>(batch.tokens) * static_cast<size_t>(heads * head);
         queries_.reserve(numbers);
         attended_.reserve(numbers);
         pool_.run(batch.tokens, batch.tokens, [&](int, int begin, int end, int) {
