@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 run: setup ## start both services, stream an answer (PROMPT="..."), stop both
-	@$(BIN)/python -m deploy.local run $(if $(PROMPT),--prompt "$$PROMPT")
+	@$(BIN)/python -m deploy.local run $(if $(PROMPT),--prompt="$$PROMPT")
 
 up: setup ## both services in the background on the default ports
 	@$(BIN)/python -m deploy.local up

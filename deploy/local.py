@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,6 @@ MODULES = {"engine": "engine_service", "tokenizer": "tokenizer_service"}
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 40.0
 POLL_S = 0.05
-DEFAULT_TARGET = "127.0.0.1:50050"
 SAMPLE_PROMPT = "What is the capital of France? Answer briefly."
 
 
@@ -49,24 +48,31 @@ class Service:
             )
 
 
-def start_service(name: str, *flags: str) -> Service:
-    """Starts a service in the background in a session of its own, its log in `.run/`."""
-    RUN_FOLDER.mkdir(exist_ok=True)
-    log = RUN_FOLDER / f"{name}.log"
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports a service says it listens on."""
+
+    grpc: int
+    metrics: int
+
+
+def start_service(name: str, log: Path, *flags: str) -> Service:
+    """Starts a service in the background, in a session of its own."""
+    log.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", MODULES[name], "--log-format", "json", *flags]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)  # noqa: S603
     return Service(name, process, log)
 
 
-def wait_for_port(service: Service, deadline: float) -> int:
-    """The gRPC port the service says it listens on. Raises StartFailed."""
+def wait_for_ports(service: Service, deadline: float) -> Ports:
+    """The ports of a service that listens. Raises StartFailed."""
     while time.monotonic() < deadline:
         for line in service.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if event.get("event") == "listening":
-                    return int(event["grpc_port"])
+                    return Ports(int(event["grpc_port"]), int(event["metrics_port"]))
         service.assert_alive()
         time.sleep(POLL_S)
     raise StartFailed(f"the {service.name} service did not listen in time; its log is {service.log}")
@@ -76,45 +82,60 @@ def wait_until_ready(services: list[Service], target: str, deadline: float) -> N
     """Returns when the tokenizer service at `target` is SERVING (then an engine is, too), or StartFailed."""
     with Client(target) as client:
         while time.monotonic() < deadline:
+            for service in services:
+                service.assert_alive()
             with contextlib.suppress(TokenwireError):
                 if client.health(timeout=1.0).serving:
                     return
-            for service in services:
-                service.assert_alive()
             time.sleep(POLL_S)
     raise StartFailed(f"the services were not ready after {READY_TIMEOUT_S:.0f} s; their logs are in {RUN_FOLDER}/")
 
 
-@contextlib.contextmanager
-def stack_on_free_ports() -> Iterator[str]:
-    """Both services on free loopback ports; yields the tokenizer's address and stops both at the end."""
-    services: list[Service] = []
-    try:
+class Stack:
+    """Both services of one `run` or `up`: started one after the other, ended together."""
+
+    def __init__(self, prefix: str, on_start: Callable[[Service], None]) -> None:
+        """`prefix` begins the names of the logs; `on_start` is told of each service as soon as it runs."""
+        self._prefix = prefix
+        self._on_start = on_start
+        self._services: list[Service] = []
+
+    def start(self, *flags: str) -> tuple[Ports, Ports]:
+        """Ports of engine and tokenizer service once an answer can be given. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
-        services.append(start_service("engine", "--port", "0", "--metrics-port", "0"))
-        engine_port = wait_for_port(services[0], deadline)
-        engine = f"127.0.0.1:{engine_port}"
-        services.append(start_service("tokenizer", "--port", "0", "--metrics-port", "0", "--engine", engine))
-        target = f"127.0.0.1:{wait_for_port(services[1], deadline)}"
-        wait_until_ready(services, target, deadline)
-        yield target
-    finally:
-        for service in reversed(services):
+        engine = wait_for_ports(self._start("engine", *flags), deadline)
+        address = f"127.0.0.1:{engine.grpc}"
+        tokenizer = wait_for_ports(self._start("tokenizer", *flags, "--engine", address), deadline)
+        wait_until_ready(self._services, f"127.0.0.1:{tokenizer.grpc}", deadline)
+        return engine, tokenizer
+
+    def stop(self) -> None:
+        for service in reversed(self._services):
             stop(service.process.pid)
             service.process.wait()
+
+    def _start(self, name: str, *flags: str) -> Service:
+        service = start_service(name, RUN_FOLDER / f"{self._prefix}{name}.log", *flags)
+        self._services.append(service)
+        self._on_start(service)
+        return service
 
 
 def run(prompt: str | None) -> int:
     """Streams an answer to `prompt`; on a terminal without one, stays as a chat. Returns the exit code."""
     print("starting engine and tokenizer service ...", file=sys.stderr)
     is_interactive = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    with stack_on_free_ports() as target:
-        command = [sys.executable, "-m", "tokenwire_client.cli", "chat", "--target", target]
+    stack = Stack("run-", on_start=lambda service: None)
+    try:
+        _, tokenizer = stack.start("--port", "0", "--metrics-port", "0")
+        command = [sys.executable, "-m", "tokenwire_client.cli", "chat", "--target", f"127.0.0.1:{tokenizer.grpc}"]
         if not is_interactive:
             text = prompt or SAMPLE_PROMPT
             print(f"> {text}", file=sys.stderr)
-            command += ["--temperature", "0", "--max-tokens", "256", "--stats", text]
+            command += ["--temperature", "0", "--max-tokens", "256", "--stats", "--", text]
         return subprocess.run(command, check=False).returncode  # noqa: S603
+    finally:
+        stack.stop()
 
 
 def up() -> int:
@@ -122,15 +143,17 @@ def up() -> int:
     if any(is_running(read_pid(name)) for name in SERVICES):
         print("already up (make down stops it)", file=sys.stderr)
         return 1
-    services = [start_service(name) for name in SERVICES]
-    for service in services:
-        (RUN_FOLDER / f"{service.name}.pid").write_text(str(service.process.pid))
+    stack = Stack("", on_start=note_pid)
     try:
-        wait_until_ready(services, DEFAULT_TARGET, time.monotonic() + READY_TIMEOUT_S)
-    except StartFailed:
+        engine, tokenizer = stack.start()
+    except BaseException:
+        stack.stop()
         down()
         raise
-    print(f"ready: gRPC {DEFAULT_TARGET}, engine 127.0.0.1:50051, metrics 9090 and 9091, logs in {RUN_FOLDER}/")
+    print(
+        f"ready: gRPC 127.0.0.1:{tokenizer.grpc}, engine 127.0.0.1:{engine.grpc}, "
+        f"metrics {tokenizer.metrics} and {engine.metrics}, logs in {RUN_FOLDER}/"
+    )
     return 0
 
 
@@ -142,6 +165,11 @@ def down() -> int:
             stop(pid)
         (RUN_FOLDER / f"{name}.pid").unlink(missing_ok=True)
     return 0
+
+
+def note_pid(service: Service) -> None:
+    """For `down`, which is another process."""
+    (RUN_FOLDER / f"{service.name}.pid").write_text(str(service.process.pid))
 
 
 def read_pid(name: str) -> int:
@@ -184,6 +212,8 @@ def main() -> int:
     commands.add_parser("up", help="both services in the background on the default ports")
     commands.add_parser("down", help="stop what up started")
     arguments = parser.parse_args()
+    # The services live in sessions of their own: ended without a word, we would leave them behind.
+    signal.signal(signal.SIGTERM, _end)
     try:
         if arguments.command == "run":
             return run(arguments.prompt)
@@ -193,6 +223,10 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from tests.e2e.conftest import Case
 from tests.fixtures.stack import running_stack
 from tokenwire_client import AsyncClient, Completion, FinishReason, Message, Sampling
 
+# The references of 32 prompts are part of the first test's set-up: minutes on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
 SMALL_POOL = ("--block-size", "16", "--num-blocks", "64", "--prefill-chunk-size", "64", "--step-token-budget", "128")
 SMALL_POOL_LENGTH = ("--max-model-len", "1000")
 
