@@ -1,0 +1,135 @@
+"""Rounds: every target serves the same new workload at each concurrency, one target at a time, the others stopped.
+
+Must not know: how targets are started, how figures are shown.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.serving.machine import BusyMeter
+from benchmarks.serving.measures import Measures, measure
+from benchmarks.serving.targets import Target
+from benchmarks.serving.workload import BenchRequest, Shape, WordList, make_workload
+
+# At least that many requests per client: the tail, when clients are already idle, should not count for much.
+DEFAULT_REQUESTS: Mapping[int, int] = {1: 8, 8: 32, 32: 96, 64: 192}
+# With all targets stopped: how busy the neighbours are.
+_LISTEN_S = 0.3
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`requests[c]` are sent at concurrency c. `seed` gives every round its own prompts, so that no target
+    meets a prompt twice (caches of prefixes)."""
+
+    rounds: int
+    concurrency: tuple[int, ...]
+    requests: Mapping[int, int]
+    shape: Shape
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not self.concurrency or min(self.concurrency) < 1:
+            raise ValueError(f"{self.rounds} rounds at concurrency {self.concurrency}: all must be positive")
+        for concurrency in self.concurrency:
+            if self.num_requests(concurrency) < concurrency:
+                raise ValueError(f"{self.num_requests(concurrency)} requests cannot fill {concurrency} clients")
+
+    def num_requests(self, concurrency: int) -> int:
+        return self.requests.get(concurrency, DEFAULT_REQUESTS.get(concurrency, 3 * concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One target at one concurrency in one round. `neighbours`: part of all cores in use just before, with
+    every target stopped. `memory_bytes` of the target's processes after it."""
+
+    target: str
+    round: int
+    concurrency: int
+    neighbours: float
+    memory_bytes: int
+    measures: Measures
+    first_error: str | None
+
+
+async def play(
+    targets: Mapping[str, Target], settings: Settings, words: WordList, say: Callable[[str], None]
+) -> list[Turn]:
+    """All rounds. Targets must be paused; they are again at the end."""
+    turns: list[Turn] = []
+    for number in range(settings.rounds):
+        order = _rotated(tuple(targets), number)
+        for concurrency in settings.concurrency:
+            requests = workload(settings, words, number, concurrency)
+            for name in order:
+                turn = await _turn(name, targets[name], number, concurrency, requests, settings, words)
+                say(describe(turn))
+                turns.append(turn)
+    return turns
+
+
+def workload(settings: Settings, words: WordList, number: int, concurrency: int) -> tuple[BenchRequest, ...]:
+    """The requests of a round: the same for all targets, and met by none before."""
+    seed = hash((settings.seed, number, concurrency))
+    return make_workload(words, settings.shape, settings.num_requests(concurrency), seed)
+
+
+def _rotated(names: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """A target that always came first would always follow the same neighbour."""
+    start = number % len(names)
+    return names[start:] + names[:start]
+
+
+async def _turn(
+    name: str,
+    target: Target,
+    number: int,
+    concurrency: int,
+    requests: Sequence[BenchRequest],
+    settings: Settings,
+    words: WordList,
+) -> Turn:
+    meter = BusyMeter()
+    await asyncio.sleep(_LISTEN_S)
+    neighbours = meter.look()
+    resume(target)
+    try:
+        await target.run(_warm_up(settings, words, number, concurrency), concurrency)
+        records = await target.run(requests, concurrency)
+        memory = sum(process.memory_bytes() for process in target.processes)
+    finally:
+        pause(target)
+    errors = [record.error for record in records if record.error is not None]
+    measures = measure(records, concurrency)
+    return Turn(name, number, concurrency, neighbours, memory, measures, errors[0] if errors else None)
+
+
+def _warm_up(settings: Settings, words: WordList, number: int, concurrency: int) -> tuple[BenchRequest, ...]:
+    """Uncounted: a target that was stopped finds its memory, threads and connections again."""
+    shape = Shape(settings.shape.prompt_tokens, min(_WARM_UP_TOKENS, settings.shape.output_tokens))
+    seed = hash((settings.seed, number, concurrency, _WARM_UP_TOKENS))
+    return make_workload(words, shape, concurrency, seed)
+
+
+def pause(target: Target) -> None:
+    for process in target.processes:
+        process.pause()
+
+
+def resume(target: Target) -> None:
+    for process in target.processes:
+        process.resume()
+
+
+def describe(turn: Turn) -> str:
+    """One line."""
+    measures = turn.measures
+    error = f"  {measures.errors} ERRORS: {turn.first_error}" if measures.errors else ""
+    return (
+        f"round {turn.round + 1} c={turn.concurrency:<3} {turn.target:<18} {measures.tokens_per_s:8.1f} tok/s  "
+        f"TTFT {measures.ttft_ms.p50:7.1f} ms  ITL {measures.itl_ms.p50:6.1f} ms (p99 {measures.itl_ms.p99:6.1f})  "
+        f"neighbours {turn.neighbours:4.0%}{error}"
+    )
