@@ -42,8 +42,8 @@ async def test_leaving_a_stream_frees_its_blocks_at_once(succ_stack: Stack, clie
     await succ_stack.until_idle(1.0)
 
 
-async def test_a_cancelled_request_ends_within_one_step(succ_stack: Stack, client: AsyncClient) -> None:
-    """The engine's step counter moves at most a few steps (those in flight) between cancel and idle."""
+async def test_nothing_is_computed_for_a_cancelled_request(succ_stack: Stack, client: AsyncClient) -> None:
+    """The engine takes no step any more once it is idle (see test_engine_cancel for the step of the cancel)."""
     stream = client.generate(FOREVER, forever(8000))
     async for _ in stream:
         break

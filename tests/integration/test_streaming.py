@@ -89,11 +89,13 @@ async def test_the_stop_reason_is_named(client: AsyncClient) -> None:
 async def test_a_stop_string_that_never_matches_delays_nothing(client: AsyncClient) -> None:
     """B019: every delta arrives with its own token while no suffix of the text begins a stop string."""
     sampling = Sampling(temperature=0.0, max_tokens=40, stop=["Z" * 20])
-    plain = [d async for d in client.generate(FOREVER, forever(40))]
-    held = [d async for d in client.generate(FOREVER, sampling)]
-    assert "".join(d.text for d in held) == "".join(d.text for d in plain)
-    for delta in held:
-        assert delta.text or not delta.token_ids or len(held) == len(plain)
+    ids: list[int] = []
+    text = ""
+    async for delta in client.generate(FOREVER, sampling):
+        ids += delta.token_ids
+        text += delta.text
+        assert text == await client.detokenize(ids)
+    assert tuple(ids) == forever_ids(40)
 
 
 async def test_min_tokens_holds_the_end_of_sequence_back(client: AsyncClient) -> None:
