@@ -46,6 +46,7 @@ class DeviceChoice(Enum):
 
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+WeightFormatName = Literal["plain", "int4"]
 
 
 class EngineSettings(ServiceSettings):
@@ -65,6 +66,9 @@ class EngineSettings(ServiceSettings):
     )
     backend: str = Field(
         "auto", min_length=1, description="auto, cpu (compiled kernels) or torch (plain, the reference)"
+    )
+    weight_format: WeightFormatName = Field(
+        "plain", description="plain, or int4: weight-only, faster for a few requests at a time, lossy"
     )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="token positions per KV block (default: the backend's choice)"
@@ -164,6 +168,7 @@ class ModelConfig:
     device: DeviceChoice
     dtype: DtypeName
     backend: str
+    weight_format: WeightFormatName
     max_model_len: int | None
     threads: int
 
@@ -230,6 +235,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             DeviceChoice(settings.device),
             settings.dtype,
             settings.backend,
+            settings.weight_format,
             settings.max_model_len,
             settings.threads,
         ),

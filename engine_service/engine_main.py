@@ -27,7 +27,7 @@ from engine_service.embedded_model import PreparationFailed, prepare_default_mod
 from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
 from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
-from engine_service.worker.config import Device, ModelDtype, WorkerConfig, WorkerInfo
+from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
 from service_runtime.logs import configure_logging
 from service_runtime.model_files import (
     DEFAULT_MODEL,
@@ -133,6 +133,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         dtype=ModelDtype(model.dtype),
         device=device,
         backend=model.backend,
+        weight_format=WeightFormat(model.weight_format),
         block_size=cache.block_size,
         kv_cache_memory=cache.memory_bytes if cache.memory_bytes is not None else default_memory,
         kv_cache_fraction=cache.memory_fraction or DEFAULT_DEVICE_KV_CACHE_FRACTION,

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import AutoConfig
 
-from benchmarks.micro.checkpoint import LazyCheckpoint
+from engine_service.worker.checkpoint import Checkpoint
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.build import (
     Unavailable,
     Variant,
@@ -28,7 +29,6 @@ from engine_service.worker.kernels.cpu_model import (
     CpuModel,
     PoolSize,
     StepBatch,
-    WeightFormat,
     build_cpu_model,
 )
 from engine_service.worker.kernels.decoder_shape import Unsupported
@@ -161,7 +161,7 @@ def build(
     folder = resolve_model_folder(reference)
     pool = PoolSize(max(case.blocks for case in cases), BLOCK_SIZE)
     config = AutoConfig.from_pretrained(folder)
-    model = build_cpu_model(LazyCheckpoint(folder), config, pool, dtype, 8192, team, weight_format)
+    model = build_cpu_model(Checkpoint(folder), config, pool, dtype, 8192, team, weight_format)
     if isinstance(model, Unsupported):
         raise SystemExit(model.reason)
     return model

@@ -17,6 +17,13 @@ class ModelDtype(Enum):
     FLOAT16 = "float16"
 
 
+class WeightFormat(Enum):
+    """How weights are kept. INT4: groups of 32 with a scale and a minimum, for small batches; lossy."""
+
+    PLAIN = "plain"
+    INT4 = "int4"
+
+
 class Device(Enum):
     CPU = "cpu"
     CUDA = "cuda"
@@ -44,6 +51,7 @@ class WorkerConfig:
     max_num_requests: int = 64
     step_token_budget: int = 512
     threads: int = 0
+    weight_format: WeightFormat = WeightFormat.PLAIN
 
     def __post_init__(self) -> None:
         """Raise ValueError with field and number for a setting out of range."""
@@ -57,6 +65,11 @@ class WorkerConfig:
             raise ValueError(f"kv_cache_memory must not be negative, but is {self.kv_cache_memory}")
         if self.threads < 0:
             raise ValueError(f"threads must not be negative, but is {self.threads}")
+
+    def require_plain_weights(self, reason: str) -> None:
+        """ValueError with `reason` if a lossy weight format was asked for."""
+        if self.weight_format is not WeightFormat.PLAIN:
+            raise ValueError(f"weight_format {self.weight_format.value} cannot be served: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from engine_service.worker.checkpoint import (
     read_eos_token_ids,
     refuse_keys,
 )
-from engine_service.worker.config import Device, ModelDtype, WorkerConfig
+from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.kernels.build import Unavailable, default_folder, prepare_best_library
 from engine_service.worker.kernels.cpu_model import (
@@ -26,10 +26,12 @@ from engine_service.worker.kernels.cpu_model import (
     PoolSize,
     StepBatch,
     kv_bytes_per_block,
+    weight_format_refusal,
 )
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.threads import num_threads
+from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = {ModelDtype.FLOAT32: torch.float32, ModelDtype.BFLOAT16: torch.bfloat16, ModelDtype.FLOAT16: torch.float16}
@@ -47,12 +49,14 @@ class CpuBackend:
         torch.set_num_threads(threads)
         library = prepare_best_library(default_folder(), _LOG.warning)
         if isinstance(library, Unavailable):
+            config.require_plain_weights(library.reason)
             _LOG.warning("%s: plain torch computes, several times slower", library.reason)
             return _load_generic(config, None)
         team = ThreadTeam(KernelLibrary(library), threads)
         fused = _read_fused(config, team)
         if isinstance(fused, FusedModel):
             return fused
+        config.require_plain_weights(fused.reason)
         _LOG.warning("%s: transformers computes it, the kernels do its attention", fused.reason)
         return _load_generic(config, team)
 
@@ -94,7 +98,10 @@ def _read_fused(config: WorkerConfig, team: ThreadTeam) -> "FusedModel | Unsuppo
         architecture=(model_config.architectures or [model_config.model_type])[0],
         dtype=dtype,
     )
-    return FusedModel(facts, model_config, shape, Checkpoint(config.model_folder), team)
+    reason = weight_format_refusal(shape, dtype, config.weight_format)
+    if reason is not None:
+        return Unsupported(reason)
+    return FusedModel(facts, model_config, shape, Checkpoint(config.model_folder), team, config.weight_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class FusedModel:
     shape: DecoderShape
     checkpoint: Checkpoint
     team: ThreadTeam
+    weight_format: WeightFormat
     name = "cpu"
     device = torch.device("cpu")
     default_block_size = GROUP_SLOTS
@@ -115,16 +123,30 @@ class FusedModel:
         return kv_bytes_per_block(self.shape, block_size, self.facts.dtype)
 
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
-        rotary = rotary_tables(self.config, max_model_len)
-        pool = PoolSize(num_blocks, block_size)
-        try:
-            model = CpuModel(self.checkpoint, self.shape, rotary, pool, self.facts.dtype, self.team)
-        except KeyError as missing:
-            refuse_keys("missing", [str(missing.args[0])])
-            raise
+        model = self._pack(PoolSize(num_blocks, block_size), max_model_len, self.weight_format)
+        if self.weight_format is not WeightFormat.PLAIN:
+            self._report_error(model)
         unread = [name for name in self.checkpoint.never_read if not name.endswith(_DERIVED)]
         refuse_keys("unexpected", [name for name in unread if not (self.shape.tied_head and name == "lm_head.weight")])
         return FusedRunner(model, self.team)
+
+    def _pack(self, pool: PoolSize, positions: int, weight_format: WeightFormat) -> CpuModel:
+        rotary = rotary_tables(self.config, positions)
+        try:
+            return CpuModel(self.checkpoint, self.shape, rotary, pool, self.facts.dtype, self.team, weight_format)
+        except KeyError as missing:
+            refuse_keys("missing", [str(missing.args[0])])
+            raise
+
+    def _report_error(self, packed: CpuModel) -> None:
+        """Says in the log what the lossy format does to this model's logits. `packed` has served nothing yet."""
+        plain = self._pack(POOL, NUM_TOKENS, WeightFormat.PLAIN)
+        error = measure_error(plain, packed, first_token=self.config.bos_token_id or 0)
+        plain.close()
+        _LOG.warning(
+            "weights kept as %s: logits differ by %.4f (relative to %s); same best token at %.1f %% of %d positions",
+            *(self.weight_format.value, error.relative, self.facts.dtype, 100 * error.same_best, NUM_TOKENS),
+        )
 
 
 class FusedRunner:

@@ -23,6 +23,7 @@ class TorchBackend:
     devices = frozenset({Device.CPU, Device.CUDA})
 
     def load(self, config: WorkerConfig) -> LoadedModel:
+        config.require_plain_weights("the torch backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads))
         device = _torch_device(config.device)
         model = load_model(config.model_folder, config.dtype, device, config.max_model_len)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Case
+from tests.e2e.conftest import Case, mixed_prompts
 from tests.fixtures.stack import running_stack
 from tokenwire_client import AsyncClient, Completion, FinishReason, Message, Sampling
 
@@ -48,6 +48,25 @@ async def test_32_concurrent_requests_equal_transformers(
 
 async def _greedy(client: AsyncClient, case: Case) -> Completion:
     return await client.generate(case.prompt, Sampling(temperature=0.0, max_tokens=case.max_tokens)).result()
+
+
+async def test_bf16_text_does_not_depend_on_the_batch(default_folder: Path, tmp_path: Path) -> None:
+    """The CPU kernels add in a fixed order: alone, among 15 others, chunked and preempted, every token is the same."""
+    prompts = mixed_prompts(16)
+    async with running_stack(default_folder, tmp_path / "alone") as stack, AsyncClient(stack.target) as client:
+        alone = [await _text(client, prompt, tokens) for prompt, tokens in prompts]
+    async with (
+        running_stack(default_folder, tmp_path / "batched", engine_flags=(*SMALL_POOL, "--overlap")) as stack,
+        AsyncClient(stack.target) as client,
+    ):
+        batched = await asyncio.gather(*(_text(client, prompt, tokens) for prompt, tokens in prompts))
+        assert (await stack.load()).preemptions_total > 0
+    assert list(batched) == alone
+
+
+async def _text(client: AsyncClient, prompt: str, max_tokens: int) -> tuple[int, ...]:
+    sampling = Sampling(temperature=0.8, seed=max_tokens, max_tokens=3 * max_tokens, ignore_eos=True)
+    return (await client.generate(prompt, sampling).result()).token_ids
 
 
 async def test_the_capital_of_france(default_folder: Path, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import ctypes
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any
 
 import torch
 
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.fused_weights import fuse_layer, padded_head
 from engine_service.worker.kernels.library import (
@@ -44,17 +45,6 @@ class _Part(IntEnum):
     POST_NORM = 12
     GATE_UP = 13
     DOWN = 14
-
-
-class WeightFormat(Enum):
-    """How the layers' matrices are kept; the head and the embedding stay as they are.
-
-    FOUR_BIT: groups of 32 with scale and minimum, five bits a weight in all, for small batches: beyond some
-    sixteen rows unpacking costs more than it saves. Needs bfloat16.
-    """
-
-    PLAIN = "plain"
-    FOUR_BIT = "int4"
 
 
 _FOUR_BIT_GROUP = 32
@@ -208,13 +198,22 @@ def build_cpu_model(
     shape = decoder_shape(config)
     if isinstance(shape, Unsupported):
         return shape
-    if weight_format is WeightFormat.FOUR_BIT:
-        if dtype is not torch.bfloat16:
-            return Unsupported(f"four-bit weights need bfloat16, not {dtype}")
-        if shape.hidden % _FOUR_BIT_GROUP or shape.intermediate % _FOUR_BIT_GROUP:
-            sizes = f"{shape.hidden} and {shape.intermediate}"
-            return Unsupported(f"four-bit weights need sizes that are multiples of {_FOUR_BIT_GROUP}, not {sizes}")
+    reason = weight_format_refusal(shape, dtype, weight_format)
+    if reason is not None:
+        return Unsupported(reason)
     return CpuModel(weights, shape, rotary_tables(config, max_positions), pool, dtype, team, weight_format)
+
+
+def weight_format_refusal(shape: DecoderShape, dtype: torch.dtype, weight_format: WeightFormat) -> str | None:
+    """Why this decoder cannot keep its weights so, or None. Only the layers' matrices are kept as INT4."""
+    if weight_format is WeightFormat.PLAIN:
+        return None
+    if dtype is not torch.bfloat16:
+        return f"four-bit weights need bfloat16, not {dtype}"
+    if shape.hidden % _FOUR_BIT_GROUP or shape.intermediate % _FOUR_BIT_GROUP:
+        sizes = f"{shape.hidden} and {shape.intermediate}"
+        return f"four-bit weights need sizes that are multiples of {_FOUR_BIT_GROUP}, not {sizes}"
+    return None
 
 
 def kv_bytes_per_block(shape: DecoderShape, block_size: int, dtype: torch.dtype) -> int:
@@ -262,5 +261,5 @@ def _config_struct(
         block_size=pool.block_size,
         epsilon=shape.epsilon,
         scale=shape.head_size**-0.5,
-        four_bit=weight_format is WeightFormat.FOUR_BIT,
+        four_bit=weight_format is WeightFormat.INT4,
     )

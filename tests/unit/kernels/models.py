@@ -19,10 +19,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.cpu_model import (
     CpuModel,
     PoolSize,
-    WeightFormat,
     build_cpu_model,
 )
 from engine_service.worker.kernels.decoder_shape import Unsupported
@@ -125,4 +125,4 @@ WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 3, "
 def build_four_bit(model: PreTrainedModel, team: ThreadTeam, dtype: torch.dtype) -> CpuModel | Unsupported:
     weights = model.state_dict()
     pool = PoolSize(80, 16)
-    return build_cpu_model(weights, model.config, pool, dtype, 512, team, WeightFormat.FOUR_BIT)
+    return build_cpu_model(weights, model.config, pool, dtype, 512, team, WeightFormat.INT4)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, WeightFormat, build_cpu_model
+from engine_service.worker.config import WeightFormat
+from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model
 from engine_service.worker.kernels.library import ThreadTeam
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 from tests.unit.kernels.batches import Requests
@@ -77,7 +78,7 @@ def test_four_bit_logits_are_near_fp32(
     """This checkpoint lies on a 4-bit grid, so little is lost; the error is printed."""
     pool, dtype = PoolSize(100, 16), torch.bfloat16
     weights, config = reference.state_dict(), reference.config
-    model = build_cpu_model(weights, config, pool, dtype, 2048, best_team, WeightFormat.FOUR_BIT)
+    model = build_cpu_model(weights, config, pool, dtype, 2048, best_team, WeightFormat.INT4)
     assert isinstance(model, CpuModel)
     errors = []
     for prompt in _PROMPTS:
