@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.serving.machine import machine_facts
@@ -21,7 +21,7 @@ from benchmarks.serving.picture import draw
 from benchmarks.serving.processes import TargetFailed
 from benchmarks.serving.rounds import Settings, Turn, pause, play
 from benchmarks.serving.summary import markdown, plain, summarise
-from benchmarks.serving.target_specs import DEFAULT_FILE, BadSpec, Kind, Spec, read_specs
+from benchmarks.serving.target_specs import DEFAULT_FILE, BadSpec, Spec, read_specs, with_engine_flags
 from benchmarks.serving.targets import ROOT, Target, default_placeholders, running_target
 from benchmarks.serving.workload import Shape, WordList
 from service_runtime.model_files import DEFAULT_MODEL, ModelNotFound, resolve_model_folder
@@ -73,14 +73,6 @@ def specs_of(options: argparse.Namespace, model: Path) -> list[Spec]:
     placeholders = default_placeholders(model, options.threads, options.peers)
     specs = read_specs(options.file, placeholders, options.targets)
     return [with_engine_flags(spec, tuple(options.engine_flags.split())) for spec in specs]
-
-
-def with_engine_flags(spec: Spec, flags: tuple[str, ...]) -> Spec:
-    """The target with more flags of the engine, where it is one of ours."""
-    if spec.kind in (Kind.TOKENWIRE, Kind.ENGINE):
-        return replace(spec, engine_flags=spec.engine_flags + flags)
-    is_ours = any("inprocess_driver" in part for part in spec.command)
-    return replace(spec, command=spec.command + flags) if is_ours else spec
 
 
 async def compare(

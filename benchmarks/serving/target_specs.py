@@ -5,7 +5,7 @@ Must not know: how targets are started or measured.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -90,3 +90,11 @@ def _filled(name: str, value: Any, placeholders: Mapping[str, str]) -> Any:
 def with_port(command: Sequence[str], port: int) -> list[str]:
     """The command with `{port}` replaced."""
     return [part.replace("{port}", str(port)) for part in command]
+
+
+def with_engine_flags(spec: Spec, flags: tuple[str, ...]) -> Spec:
+    """The target with more flags of the engine, where it is one of ours."""
+    if spec.kind in (Kind.TOKENWIRE, Kind.ENGINE):
+        return replace(spec, engine_flags=spec.engine_flags + flags)
+    is_ours = any("inprocess_driver" in part for part in spec.command)
+    return replace(spec, command=spec.command + flags) if is_ours else spec

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import openvino
-import openvino_genai
+import openvino  # type: ignore[import-not-found]
+import openvino_genai  # type: ignore[import-not-found]
 
 from benchmarks.serving.drivers.closed_run import Job, Progress
 from benchmarks.serving.drivers.protocol import Channel, serve_steps
