@@ -144,7 +144,11 @@ class CpuModel:
 
     def _set(self, layer: int, part: _Part, tensor: torch.Tensor) -> None:
         rows, columns = tensor.shape if tensor.dim() == 2 else (1, tensor.numel())
-        self._library.checked("decoder_set", self._handle, layer, part, tensor.data_ptr(), rows, columns)
+        try:
+            self._library.checked("decoder_set", self._handle, layer, part, tensor.data_ptr(), rows, columns)
+        except ValueError as error:
+            shape = " x ".join(map(str, tensor.shape))
+            raise ValueError(f"weights of {part.name.lower()} ({shape}, layer {layer}) do not fit: {error}") from error
 
     def step(self, batch: StepBatch, *, want_logits: bool = True) -> StepOutput:
         """Computes the batch's tokens and writes their KV. Without `want_logits` only `best` is filled."""

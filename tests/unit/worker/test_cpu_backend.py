@@ -1,0 +1,95 @@
+"""The CPU backend's choices: fused decoder, kernels' attention, plain torch; and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from engine_service.worker.config import ModelDtype, WeightFormat, WorkerConfig
+from engine_service.worker.worker import Worker, build_worker
+from tests.fixtures.checkpoints import write_hist, write_random_model
+
+NAME = "model.safetensors"
+
+
+def build(folder: Path, **settings: object) -> Worker:
+    return build_worker(WorkerConfig(model_folder=folder, num_blocks=8, threads=1, **settings))  # type: ignore[arg-type]
+
+
+def change(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Rewrites tensors of a checkpoint; None removes one."""
+    weights = load_file(folder / NAME)
+    for name, tensor in changes.items():
+        weights.pop(name, None)
+        if tensor is not None:
+            weights[name] = tensor
+    save_file(weights, folder / NAME, metadata={"format": "pt"})
+
+
+def test_a_llama_is_fused_and_others_attend_by_the_kernels(tmp_path: Path) -> None:
+    assert build(write_hist(tmp_path / "hist")).info.backend == "cpu"
+    config = tf.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=512, eos_token_id=None)
+    assert build(write_random_model(tmp_path / "gpt2", tf.GPT2LMHeadModel, config)).info.backend == "cpu attention"
+
+
+def test_float16_is_computed_by_torch(tmp_path: Path) -> None:
+    assert build(write_hist(tmp_path), dtype=ModelDtype.FLOAT16).info.backend == "torch"
+
+
+def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_hist(tmp_path / "hist")
+    monkeypatch.setenv("TOKENWIRE_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build(tmp_path / "hist").info.backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.layers.1.mlp.up_proj.weight": None}, r"1 missing keys: model.layers.1.mlp.up_proj.weight"),
+        ({"model.norm.weight": None}, "1 missing keys: model.norm.weight"),
+        ({"model.layers.0.mlp.extra.weight": torch.zeros(2)}, "1 unexpected keys: model.layers.0.mlp.extra.weight"),
+        ({"lm_head.weight": torch.zeros(511, 64)}, r"head \(511 x 64, layer 0\) do not fit"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, torch.Tensor | None], said: str
+) -> None:
+    """B150."""
+    change(write_hist(tmp_path), changes)
+    with pytest.raises(ValueError, match=said):
+        build(tmp_path)
+
+
+def test_derived_tensors_are_no_surprise(tmp_path: Path) -> None:
+    change(write_hist(tmp_path), {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+    build(tmp_path)
+
+
+def test_block_sizes_the_kernels_cannot_lay_out_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="block_size must be a multiple of 16, not 24"):
+        build(write_hist(tmp_path), block_size=24)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"backend": "torch"}, "the torch backend keeps weights as they are"),
+        ({"dtype": ModelDtype.FLOAT32}, "four-bit weights need bfloat16"),
+    ],
+)
+def test_int4_is_refused_where_it_cannot_be(tmp_path: Path, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(write_hist(tmp_path), weight_format=WeightFormat.INT4, **settings)
+
+
+def test_int4_reports_its_error_and_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tf.LlamaConfig(
+        **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    )
+    folder = write_random_model(tmp_path, tf.LlamaForCausalLM, config)
+    build(folder, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4)
+    assert "weights kept as int4: logits differ by 0." in caplog.text
