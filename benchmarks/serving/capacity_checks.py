@@ -72,9 +72,7 @@ async def services_cost(setting: Setting) -> list[Finding]:
     detail = f"{served:.1f} and {alone:.1f} ms"
     return [
         Finding("throughput that the services cost at concurrency 32", loss * 100, 6.0, "%"),
-        Finding(
-            "TTFT that the services add at concurrency 1", served - alone, 2.0, "ms", f"{served:.1f} and {alone:.1f} ms"
-        ),
+        Finding("TTFT that the services add at concurrency 1", served - alone, 2.0, "ms", detail),
     ]
 
 
@@ -82,7 +80,7 @@ async def _rows(
     setting: Setting, names: tuple[str, ...], concurrency: tuple[int, ...], *, threads: int, rounds: int = 1
 ) -> list[Row]:
     """The named targets of targets.toml, played; ratios are to the last of them."""
-    settings = Settings(rounds, concurrency, {}, _SHAPE, setting.seed)
+    settings = Settings(rounds, concurrency, setting.requests, _SHAPE, setting.seed)
     placeholders = default_placeholders(setting.model, threads, None)
     targets: dict[str, Target] = {}
     async with AsyncExitStack() as stack:

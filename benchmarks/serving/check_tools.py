@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,13 +45,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every check gets."""
+    """What every check gets. `requests[c]`: how many at concurrency c, where it is not the default."""
 
     model: Path
     words: WordList
     logs: Path
     threads: int
     engine_flags: tuple[str, ...]
+    requests: Mapping[int, int]
     seed: int
 
     @property

@@ -18,6 +18,7 @@ from benchmarks.serving.check_tools import Finding, Setting
 from benchmarks.serving.latency_checks import cached_prefix, long_prefill, long_queue
 from benchmarks.serving.machine import BusyMeter, machine_facts
 from benchmarks.serving.processes import TargetFailed
+from benchmarks.serving.rounds import counts_of
 from benchmarks.serving.summary import plain
 from benchmarks.serving.targets import ROOT
 from benchmarks.serving.workload import WordList
@@ -41,6 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine-flags", default="", help="more flags for the engine, in one string")
+    parser.add_argument("--requests", nargs="+", default=[], metavar="C:N", help="N requests at concurrency C")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--out", type=Path, default=Path(".run/bench/checks.json"))
     options = parser.parse_args(arguments)
@@ -74,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs=options.out.parent / "logs",
         threads=options.threads,
         engine_flags=tuple(options.engine_flags.split()),
+        requests=counts_of(options.requests),
         seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed,
     )
     found = asyncio.run(run(options.names or list(CHECKS), setting))

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.serving.machine import machine_facts
 from benchmarks.serving.picture import draw
 from benchmarks.serving.processes import TargetFailed
-from benchmarks.serving.rounds import Settings, Turn, pause, play
+from benchmarks.serving.rounds import Settings, Turn, counts_of, pause, play
 from benchmarks.serving.summary import markdown, plain, summarise
 from benchmarks.serving.target_specs import DEFAULT_FILE, BadSpec, Spec, read_specs, with_engine_flags
 from benchmarks.serving.targets import ROOT, Target, default_placeholders, running_target
@@ -58,11 +58,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """ValueError for what cannot be."""
-    counts = dict(item.split(":", 1) for item in options.requests)
     return Settings(
         rounds=options.rounds,
         concurrency=tuple(options.concurrency),
-        requests={int(level): int(count) for level, count in counts.items()},
+        requests=counts_of(options.requests),
         shape=Shape(options.prompt_tokens, options.output_tokens, options.spread),
         seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed,
     )

@@ -55,6 +55,17 @@ class Turn:
     first_error: str | None
 
 
+def counts_of(pairs: Sequence[str]) -> dict[int, int]:
+    """ "8:32" and so on: 32 requests at concurrency 8. ValueError for anything else."""
+    counts = {}
+    for pair in pairs:
+        level, colon, count = pair.partition(":")
+        if not (colon and level.isdecimal() and count.isdecimal()):
+            raise ValueError(f"{pair!r} is not CONCURRENCY:REQUESTS")
+        counts[int(level)] = int(count)
+    return counts
+
+
 async def play(
     targets: Mapping[str, Target], settings: Settings, words: WordList, say: Callable[[str], None]
 ) -> list[Turn]:
