@@ -89,6 +89,13 @@ class EngineSettings(ServiceSettings):
         ge=1,
         description="prompt tokens of one request in a step at most (default: the step's budget)",
     )
+    prefill_per_decode: int | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="prompt tokens that a step may carry for each decode in it, 24 at least; 0: no such bound "
+        "(default: the backend's choice, 2 on CPU)",
+    )
     max_num_requests: int | None = Field(
         None,
         ge=1,
@@ -186,10 +193,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
-    """Bounds of one step (tokens) and of the queue."""
+    """Bounds of one step (tokens) and of the queue. `prefill_per_decode` None: the backend's choice."""
 
     step_token_budget: int
     prefill_chunk_size: int
+    prefill_per_decode: int | None
     max_num_requests: int
     max_waiting_requests: int
     max_waiting_tokens: int
@@ -249,6 +257,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
         SchedulingConfig(
             settings.step_token_budget,
             settings.prefill_chunk_size or settings.step_token_budget,
+            settings.prefill_per_decode,
             settings.max_num_requests or min(DEFAULT_MAX_NUM_REQUESTS, settings.step_token_budget),
             settings.max_waiting_requests,
             settings.max_waiting_tokens,

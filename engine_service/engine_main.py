@@ -110,6 +110,9 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
             max_model_len=limits.max_model_len,
             eos_token_ids=limits.eos_token_ids,
             prefix_cache=config.cache.prefix_cache,
+            prefill_per_decode=(
+                info.prefill_per_decode if scheduling.prefill_per_decode is None else scheduling.prefill_per_decode
+            ),
         )
     )
     loop = EngineLoop(

@@ -7,7 +7,7 @@ from engine_service.core.kv_manager import KvManager
 from engine_service.core.plan import Chunk, NewRequest
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
-from engine_service.core.scheduler_config import SchedulerConfig
+from engine_service.core.scheduler_config import MIN_PREFILL_BESIDE_DECODES, SchedulerConfig
 
 MAX_TIMES_PASSED = 16
 """So many later requests may be admitted before one that does not fit yet; then the queue waits for it."""
@@ -81,8 +81,16 @@ class Planner:
             request.num_sampling += 1
             request.in_flight += 1
         draft.decode_tokens = len(chunks)
-        draft.budget -= draft.decode_tokens
+        draft.budget = self._prefill_budget(draft.budget, draft.decode_tokens)
         return prefilling
+
+    def _prefill_budget(self, budget: int, decode_tokens: int) -> int:
+        """Prompt tokens that fit beside so many decodes."""
+        room = budget - decode_tokens
+        per_decode = self._config.prefill_per_decode
+        if per_decode == 0 or decode_tokens == 0:
+            return room
+        return min(room, max(MIN_PREFILL_BESIDE_DECODES, per_decode * decode_tokens))
 
     def _grow(self, request: Request, draft: StepDraft) -> tuple[int, ...]:
         """A block for the request, taken from lower-ranked ones if need be; nothing if it has to wait.

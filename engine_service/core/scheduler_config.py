@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from engine_service.core.admission import servable_model_len
 
+MIN_PREFILL_BESIDE_DECODES = 24
+"""Enough to make a step worth its overhead, and with few decodes still a short one."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -14,6 +17,8 @@ class SchedulerConfig:
 
     `step_token_budget` bounds the tokens of a step, `prefill_chunk_size` those of one request in a step.
     `max_model_len` bounds prompt plus completion and must fit the pool (see `servable_model_len`).
+    `prefill_per_decode` bounds the prompt tokens of a step that also decodes, so that a long prompt does not hold up
+    the streams that run: so many for each decode, and MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound.
     """
 
     block_size: int
@@ -26,6 +31,7 @@ class SchedulerConfig:
     max_model_len: int
     eos_token_ids: frozenset[int]
     prefix_cache: bool
+    prefill_per_decode: int = 0
 
     def __post_init__(self) -> None:
         self._check_positive()
@@ -45,6 +51,8 @@ class SchedulerConfig:
             value: int = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} {value:,} is below 1")
+        if self.prefill_per_decode < 0:
+            raise ValueError(f"prefill_per_decode {self.prefill_per_decode:,} is negative")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len {self.max_model_len:,} is below 2 (one prompt token, one new token)")
 

@@ -67,6 +67,12 @@ class LoadedModel(Protocol):
     @property
     def default_block_size(self) -> int: ...
 
+    @property
+    def prefill_per_decode(self) -> int:
+        """Prompt tokens that may share a step with each decode; 0: any number. Where decoding is bound by memory,
+        prompt tokens beside it are nearly free; where it is bound by arithmetic, each one makes the step longer."""
+        ...
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one KV block over all layers. ValueError for a block size that cannot be."""
         ...

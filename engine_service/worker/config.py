@@ -76,7 +76,8 @@ class WorkerConfig:
 class WorkerInfo:
     """What was resolved at the start; true for the worker's whole life.
 
-    `max_model_len` may be lower than the model's own limit when the KV pool cannot hold that many tokens.
+    `prefill_per_decode`: prompt tokens that may share a step with each decode before they slow it down much (0: any
+    number). `max_model_len` may be lower than the model's own limit when the KV pool cannot hold that many tokens.
     """
 
     vocab_size: int
@@ -88,3 +89,4 @@ class WorkerInfo:
     block_size: int
     num_blocks: int
     kv_bytes_per_block: int
+    prefill_per_decode: int

@@ -18,6 +18,7 @@ from engine_service.worker.checkpoint import (
     refuse_keys,
 )
 from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig
+from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.kernels.build import Unavailable, default_folder, prepare_best_library
 from engine_service.worker.kernels.cpu_model import (
@@ -30,7 +31,6 @@ from engine_service.worker.kernels.cpu_model import (
 )
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
-from engine_service.worker.threads import num_threads
 from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
 
 _LOG = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class FusedModel:
     name = "cpu"
     device = torch.device("cpu")
     default_block_size = GROUP_SLOTS
+    prefill_per_decode = CPU_PREFILL_PER_DECODE
 
     def block_bytes(self, block_size: int) -> int:
         PoolSize(1, block_size)

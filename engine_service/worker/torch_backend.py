@@ -10,10 +10,10 @@ import torch
 from engine_service.worker.attention import AttentionBackend, AttentionKind, KvGeometry
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.config import Device, WorkerConfig
+from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.model_loader import TransformersModel, load_model
 from engine_service.worker.paged_model import PagedModel, StepContext
-from engine_service.worker.threads import num_threads
 from engine_service.worker.torch_attention import TorchAttentionKind
 
 
@@ -46,6 +46,10 @@ class GenericModel:
     @property
     def default_block_size(self) -> int:
         return self.attention.default_block_size
+
+    @property
+    def prefill_per_decode(self) -> int:
+        return CPU_PREFILL_PER_DECODE if self.device.type == "cpu" else 0
 
     def block_bytes(self, block_size: int) -> int:
         geometry = self._geometry(block_size)

@@ -117,6 +117,7 @@ def build_worker(config: WorkerConfig) -> Worker:
         block_size=block_size,
         num_blocks=size.num_blocks,
         kv_bytes_per_block=block_bytes,
+        prefill_per_decode=loaded.prefill_per_decode,
     )
     limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, facts.vocab_size)
     batch = InputBatch(limits, facts.eos_token_ids, loaded.device)

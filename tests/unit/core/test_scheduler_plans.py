@@ -211,3 +211,32 @@ def test_overlap_preemption_waits_for_the_plans_in_flight():
         (NewRequest(2, (7, 8, 9, 5, 5, 5), 3, (2, 3), sampling()),),
         (1,),
     )
+
+
+def prefill_tokens(plan: Plan) -> int:
+    return sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
+
+
+def test_a_long_prompt_takes_small_chunks_beside_decodes_and_large_ones_alone():
+    """Streams that run are held up by 24 prompt tokens a step, or by twice their number if that is more."""
+    settings = {
+        "step_token_budget": 512,
+        "prefill_chunk_size": 512,
+        "num_blocks": 512,
+        "max_num_requests": 32,
+        "max_model_len": 1000,
+        "prefill_per_decode": 2,
+        "prefix_cache": False,
+    }
+    scheduler = scheduler_with(request(0, range(1, 600), max_tokens=1), **settings)
+    assert [prefill_tokens(step(scheduler)) for _ in range(2)] == [512, 87]
+    for number in range(1, 21):
+        scheduler.submit(request(number, [number], max_tokens=100))
+    step(scheduler)
+    scheduler.submit(request(99, range(1, 600), max_tokens=1))
+    assert [prefill_tokens(step(scheduler)) for _ in range(3)] == [40, 40, 40]
+    for number in range(2, 21):
+        scheduler.abort(number)
+    assert [prefill_tokens(step(scheduler)) for _ in range(3)] == [24, 24, 24]
+    scheduler.abort(1)
+    assert prefill_tokens(step(scheduler)) == 599 - 3 * 40 - 3 * 24

@@ -1,0 +1,15 @@
+"""How many threads compute on a CPU, and how much a step of theirs should hold.
+
+Must not know: what they compute.
+"""
+
+import os
+
+# A CPU computes about as fast for one row as for 8 and then in proportion: with twice as many prompt tokens as decodes
+# a step takes some 2.5 times as long as with the decodes alone (benchmarks/RESULTS.md).
+CPU_PREFILL_PER_DECODE = 2
+
+
+def num_threads(asked: int) -> int:
+    """0: as many as the cores this process may use."""
+    return asked or len(os.sched_getaffinity(0))
