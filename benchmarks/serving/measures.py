@@ -10,6 +10,9 @@ from itertools import pairwise
 
 from benchmarks.serving.records import Record
 
+# Requests of equal length end together: with two waves of them nearly half of the run is steady.
+LEAST_STEADY_PART = 0.3
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -66,12 +69,12 @@ def measure(records: Sequence[Record], concurrency: int) -> Measures:
 
 
 def steady_window(records: Sequence[Record], concurrency: int) -> tuple[float, float]:
-    """(first end of a request, the end after which a client is idle); the whole run when that is too short."""
+    """(first end of a request, the end after which a client is idle); the whole run when that is too short a
+    part of it to mean anything."""
     ends = sorted(record.end for record in records)
-    begin, idle_from = ends[0], ends[-min(concurrency, len(ends))]
-    if idle_from > begin:
-        return begin, idle_from
-    return min(record.sent for record in records), ends[-1]
+    whole = min(record.sent for record in records), ends[-1]
+    steady = ends[0], ends[-min(concurrency, len(ends))]
+    return steady if steady[1] - steady[0] >= (whole[1] - whole[0]) * LEAST_STEADY_PART else whole
 
 
 def gaps(record: Record) -> list[float]:

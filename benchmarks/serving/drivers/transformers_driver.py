@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.serving.drivers.closed_run import Job, Progress
 from benchmarks.serving.drivers.protocol import Channel, serve_steps
@@ -59,6 +59,10 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--attention", default="sdpa")
+    parser.add_argument(
+        "--cache-blocks", type=int, default=128, help="of 256 tokens; its own choice is half the memory"
+    )
+    parser.add_argument("--batch-tokens", type=int, default=512)
     options = parser.parse_args()
     channel = Channel.of_process()
     torch.set_num_threads(options.threads)
@@ -66,7 +70,8 @@ def main() -> None:
         options.folder, dtype=torch.bfloat16, attn_implementation=options.attention
     ).eval()
     config = GenerationConfig(do_sample=False, eos_token_id=_NO_END, max_new_tokens=64)
-    manager = model.init_continuous_batching(generation_config=config)
+    batching = ContinuousBatchingConfig(num_blocks=options.cache_blocks, max_batch_tokens=options.batch_tokens)
+    manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
     manager.start()
     try:
         serve_steps(TransformersEngine(manager), channel, f"transformers {transformers.__version__}")
