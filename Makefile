@@ -3,7 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+# One stamp for each torch: another one is installed when it is asked for.
+STAMP := $(VENV)/.ready-$(subst =,,$(TORCH))
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: help setup run test lint up down protos clean
@@ -24,6 +25,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@echo "setup: dependencies"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@rm -f $(VENV)/.ready*
 	@touch $@
 
 run: setup ## start both services, stream an answer (PROMPT="..."), stop both

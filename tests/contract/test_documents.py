@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,19 @@ async def test_the_readme_example_runs_as_written(tmp_path: Path) -> None:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
     assert "Usage(prompt_tokens=" in run.stdout
+
+
+def test_make_setup_takes_another_torch(tmp_path: Path) -> None:
+    """As the README says: also in an environment that is ready, and nothing pins it back."""
+    stamp = f"{tmp_path}/.ready-torch2.13.0"
+    Path(stamp).touch()
+
+    def commands(*variables: str) -> str:
+        make = ["make", "--dry-run", "setup", f"VENV={tmp_path}", *variables]
+        return subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "pip install" not in commands("--assume-old=pyproject.toml", "TORCH=torch==2.13.0")
+    assert '"torch==2.12.1"' in commands("TORCH=torch==2.12.1")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = [requirement for group in extras.values() for requirement in group if requirement.startswith("torch==")]
+    assert pinned == []
