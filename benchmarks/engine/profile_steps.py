@@ -95,7 +95,13 @@ def config_of(options: argparse.Namespace, flags: Sequence[str], cases: Sequence
     settings = load_settings(EngineSettings, program=PROGRAM, env_prefix=ENV_PREFIX, arguments=own)
     config = engine_config(settings)
     budget = max(config.scheduling.step_token_budget, *(case.decodes + case.prefill for case in cases))
-    scheduling = replace(config.scheduling, step_token_budget=budget, prefill_chunk_size=budget, overlap=False)
+    scheduling = replace(
+        config.scheduling,
+        step_token_budget=budget,
+        prefill_chunk_size=budget,
+        prefill_per_decode=0,
+        overlap=False,
+    )
     return replace(config, scheduling=scheduling)
 
 

@@ -78,10 +78,13 @@ class StepProfiler:
         self._next_id = 1
         self._last_end = 0.0
         mailbox = MemoryMailbox(self._next_commands, self._on_report)
-        self._loop, _ = build_in_process(config, folder, mailbox)
+        self._loop, ready = build_in_process(config, folder, mailbox)
+        self._vocab_size = ready.info.vocab_size
         self._scheduler: Any = self._loop._scheduler
         self.worker: Any = self._loop._worker
         self._model = self._watch_parts()
+        # What a step reads of the weights, where the model tells.
+        self.weight_bytes: int | None = None if self._model is None else int(self._model.weight_bytes)
 
     def _watch_parts(self) -> Any:
         """Returns the model when it can tell the times of its stages, else None."""
@@ -96,11 +99,6 @@ class StepProfiler:
         self._watch.watch(self._scheduler, "take_news", "news")
         model = getattr(runner, "_model", None)
         return model if hasattr(model, "take_times") else None
-
-    @property
-    def weight_bytes(self) -> int | None:
-        """What a step reads of the weights, where the model tells."""
-        return None if self._model is None else int(self._model.weight_bytes)
 
     def run(self, cases: Sequence[Case], output_tokens: int, repeats: int) -> dict[Case, list[StepTimes]]:
         """The steps of each case that are of its kind, each case `repeats` times. Ends the loop: call it once."""
@@ -119,7 +117,7 @@ class StepProfiler:
         identity = self._next_id
         self._next_id += 1
         # Prompts of different requests begin differently, so that none is found in the prefix cache.
-        ids = tuple(1000 + (identity * 7919 + place * 31) % 40_000 for place in range(length))
+        ids = tuple((identity * 7919 + place * 31) % self._vocab_size for place in range(length))
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
         return Submit(identity, ids, sampling)
 
@@ -143,6 +141,9 @@ class StepProfiler:
         started = time.perf_counter()
         encode_frame(report)
         end = time.perf_counter()
+        for news in report.news:
+            if news.finish is not None and news.finish.error is not None:
+                raise RuntimeError(news.finish.error.message)
         if not report.steps:
             return
         self._watch.add("publish", end - started)

@@ -42,7 +42,7 @@ async def served_model(session: aiohttp.ClientSession) -> str:
     """The first model that the server lists."""
     async with session.get("/v1/models") as response:
         response.raise_for_status()
-        return str((await response.json())["data"][0]["id"])
+        return str((await response.json(content_type=None))["data"][0]["id"])
 
 
 def completion_body(model: str, request: BenchRequest) -> dict[str, Any]:
