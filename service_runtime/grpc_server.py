@@ -11,6 +11,8 @@ from grpc_reflection.v1alpha import reflection
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_REQUEST_BYTES = 4 * 1024 * 1024
+MAX_PENDING_CALLS = 16_384
+"""Calls of a burst that may wait to be looked at; the library's 1,000 to 3,000 end the rest as CANCELLED."""
 
 _KEEPALIVE_FLOOR: list[tuple[str, int]] = [
     # Gateways ping every 30 s; the library's floor of 300 s would end their quiet requests.
@@ -26,6 +28,9 @@ def server_options(max_request_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),
+        # A burst is ours to queue or to refuse, with a status that says so.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         *_KEEPALIVE_FLOOR,
     ]
 

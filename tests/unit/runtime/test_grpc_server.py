@@ -1,5 +1,6 @@
 """Server options, health, binding and statuses with details, over a real socket."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -49,6 +50,15 @@ async def test_reflection_lists_the_services(served: tuple[int, ServiceHealth]) 
             names = {service.name for service in answer.list_services_response.service}
             assert {NAME, "grpc.health.v1.Health"} <= names
             break
+
+
+async def test_a_burst_of_calls_is_answered_and_not_cancelled(served: tuple[int, ServiceHealth]) -> None:
+    """B118: the library ends calls beyond 1,000 to 3,000 that wait as CANCELLED; whom to refuse is ours to say."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served[0]}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        answers = await asyncio.gather(*(stub.Check(request) for _ in range(4_000)), return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, BaseException)] == []
 
 
 async def test_a_port_in_use_is_an_error_not_shared(served: tuple[int, ServiceHealth]) -> None:
