@@ -25,7 +25,16 @@ _RUNNING = RequestStatus.RUNNING
 class StepDraft:
     """A step under construction. `requests` are those of `chunks`, one by one."""
 
-    __slots__ = ("budget", "chunks", "decode_tokens", "new", "preempted", "requests", "short_of_blocks")
+    __slots__ = (
+        "budget",
+        "chunks",
+        "decode_tokens",
+        "new",
+        "preempted",
+        "prefill_tokens",
+        "requests",
+        "short_of_blocks",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -34,6 +43,7 @@ class StepDraft:
         self.new: list[NewRequest] = []
         self.preempted: list[int] = []
         self.decode_tokens = 0
+        self.prefill_tokens = 0
         self.short_of_blocks = False
 
 
@@ -164,6 +174,7 @@ class Planner:
         draft.chunks.append(Chunk(request.request_id, start, length, (), samples, allow_stop or not samples))
         draft.requests.append(request)
         draft.budget -= length
+        draft.prefill_tokens += length
         request.num_scheduled = start + length
         request.num_sampling += samples
         request.in_flight += 1

@@ -212,7 +212,7 @@ class Scheduler:
         self.last_record = StepRecord(
             step=plan.step,
             decode_tokens=draft.decode_tokens,
-            prefill_tokens=self._config.step_token_budget - draft.budget - draft.decode_tokens,
+            prefill_tokens=draft.prefill_tokens,
             running=len(self._roster.running),
             waiting=len(self._roster.waiting),
             used_blocks=self._kv.pool.num_used,

@@ -235,6 +235,8 @@ def test_a_long_prompt_takes_small_chunks_beside_decodes_and_large_ones_alone():
     step(scheduler)
     scheduler.submit(request(99, range(1, 600), max_tokens=1))
     assert [prefill_tokens(step(scheduler)) for _ in range(3)] == [40, 40, 40]
+    assert scheduler.last_record is not None
+    assert (scheduler.last_record.decode_tokens, scheduler.last_record.prefill_tokens) == (20, 40)
     for number in range(2, 21):
         scheduler.abort(number)
     assert [prefill_tokens(step(scheduler)) for _ in range(3)] == [24, 24, 24]
