@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(subst =,,$(TORCH))
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup run test lint up down protos clean
+.PHONY: help setup run test lint up down bench protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,10 @@ lint: setup ## style, types, import rules, protos
 
 test: lint ## everything that must be green: lint, then the whole default suite
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu and not load"
+
+bench: setup ## compare targets, write .run/bench (TARGETS="tokenwire vllm" PEERS=folder BENCH="--rounds 3")
+	@$(BIN)/python -m benchmarks.serving.compare --targets $(or $(TARGETS),tokenwire tokenwire-engine inprocess) \
+		$(if $(PEERS),--peers "$(PEERS)") $(BENCH)
 
 protos: setup ## regenerate the stubs
 	$(BIN)/python protos/generate.py
