@@ -165,4 +165,4 @@ async def _wait_for_http(spec: Spec, url: str, deadline: float, processes: Seque
 def default_placeholders(model: Path, threads: int, peers: str | None) -> dict[str, str]:
     """What a targets file may name in braces; {peers} only when it is given."""
     values = {"model": str(model), "threads": str(threads), "python": sys.executable}
-    return values | ({"peers": peers} if peers else {})
+    return values | ({"peers": str(Path(peers).expanduser().resolve())} if peers else {})
