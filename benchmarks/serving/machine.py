@@ -14,6 +14,7 @@ from typing import Any
 _PACKAGES = ("tokenwire", "torch", "transformers", "grpcio", "aiohttp")
 # The instruction sets that decide the speed of a model's arithmetic.
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+_JIFFIES_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def machine_facts(command: list[str], root: Path) -> dict[str, Any]:
@@ -35,15 +36,17 @@ def machine_facts(command: list[str], root: Path) -> dict[str, Any]:
 
 
 class BusyMeter:
-    """Which part of all cores' time was in use between two looks, by whatever process: 0 to 1."""
+    """How busy all cores were since it was made, by whatever process; time stolen by the hypervisor counts, too."""
 
     def __init__(self) -> None:
-        self._last = _cpu_times()
+        self._all, self._idle = _cpu_times()
 
-    def look(self) -> float:
-        before, self._last = self._last, _cpu_times()
-        total, idle = (after - earlier for after, earlier in zip(self._last, before, strict=True))
-        return 1 - idle / total if total else 0.0
+    def look(self, own_s: float = 0.0) -> float:
+        """The part of all cores' time that was in use, without `own_s` seconds of it: 0 to 1."""
+        everything, idle = _cpu_times()
+        total = (everything - self._all) / _JIFFIES_PER_S
+        busy = total - (idle - self._idle) / _JIFFIES_PER_S
+        return max(0.0, busy - own_s) / total if total else 0.0
 
 
 def _cpu_times() -> tuple[int, int]:

@@ -58,13 +58,19 @@ class GroupProcess:
 
     def memory_bytes(self) -> int:
         """Resident bytes of the process and its children, shared pages counted in each."""
-        total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
+        return sum(process.memory_info().rss for process in self._living())
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process and its living children have used."""
+        times = [process.cpu_times() for process in self._living()]
+        return sum(time.user + time.system for time in times)
+
+    def _living(self) -> list[psutil.Process]:
+        try:
             root = psutil.Process(self.popen.pid)
-            for process in (root, *root.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    total += process.memory_info().rss
-        return total
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL for what is left of the group after a while."""

@@ -3,7 +3,7 @@
 Must not know: how targets are started, how figures are shown.
 """
 
-import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +14,6 @@ from benchmarks.serving.workload import BenchRequest, Shape, WordList, make_work
 
 # At least that many requests per client: the tail, when clients are already idle, should not count for much.
 DEFAULT_REQUESTS: Mapping[int, int] = {1: 8, 8: 32, 32: 96, 64: 192}
-# With all targets stopped: how busy the neighbours are.
-_LISTEN_S = 0.3
 _WARM_UP_TOKENS = 8
 
 
@@ -43,8 +41,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One target at one concurrency in one round. `neighbours`: part of all cores in use just before, with
-    every target stopped. `memory_bytes` of the target's processes after it."""
+    """One target at one concurrency in one round. `neighbours`: the part of all cores' time that was neither the
+    target's nor ours: near 0 on a quiet machine. `memory_bytes` of the target's processes after it."""
 
     target: str
     round: int
@@ -103,19 +101,23 @@ async def _turn(
     settings: Settings,
     words: WordList,
 ) -> Turn:
-    meter = BusyMeter()
-    await asyncio.sleep(_LISTEN_S)
-    neighbours = meter.look()
     resume(target)
     try:
         await target.run(_warm_up(settings, words, number, concurrency), concurrency)
+        meter, own_s = BusyMeter(), _own_cpu_s(target)
         records = await target.run(requests, concurrency)
+        neighbours = meter.look(_own_cpu_s(target) - own_s)
         memory = sum(process.memory_bytes() for process in target.processes)
     finally:
         pause(target)
     errors = [record.error for record in records if record.error is not None]
     measures = measure(records, concurrency)
     return Turn(name, number, concurrency, neighbours, memory, measures, errors[0] if errors else None)
+
+
+def _own_cpu_s(target: Target) -> float:
+    """CPU seconds of the target and of this process so far."""
+    return time.process_time() + sum(process.cpu_s() for process in target.processes)
 
 
 def _warm_up(settings: Settings, words: WordList, number: int, concurrency: int) -> tuple[BenchRequest, ...]:

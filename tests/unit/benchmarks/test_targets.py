@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.serving.machine import BusyMeter
 from benchmarks.serving.processes import GroupProcess, TargetFailed
 from benchmarks.serving.rounds import pause, resume
 from benchmarks.serving.target_specs import (
@@ -175,3 +176,22 @@ def test_flags_of_the_engine_go_to_our_engine_only(
 ) -> None:
     changed = with_engine_flags(spec, ("--overlap",))
     assert (changed.engine_flags, changed.command) == (engine_flags, command)
+
+
+async def test_time_that_a_process_uses_is_its_own(tmp_path: Path) -> None:
+    meter = BusyMeter()
+    code = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ntime.sleep(60)"
+    process = GroupProcess(python(code), os.environ, tmp_path / "log", has_pipes=True)
+    try:
+        assert process.popen.stdout is not None
+        await asyncio.to_thread(process.popen.stdout.readline)
+        used = process.cpu_s()
+        assert used >= 0.4
+        # What it used is part of what all cores did, and is no neighbour's.
+        busy = meter.look()
+        assert 0 < busy <= 1
+        assert meter.look(used) < busy
+        assert meter.look(1e6) == 0.0
+    finally:
+        await process.stop()
+    assert (process.cpu_s(), process.memory_bytes()) == (0, 0)
