@@ -140,12 +140,12 @@ class CpuModel:
             tensor = getattr(fused, field.name)
             if tensor is not None:
                 self._set(layer, _Part[field.name.upper()], tensor)
-        self._library.call("decoder_window", self._handle, layer, self.shape.windows[layer] or 0)
+        self._library.call("decoder_window", self._open_handle, layer, self.shape.windows[layer] or 0)
 
     def _set(self, layer: int, part: _Part, tensor: torch.Tensor) -> None:
         rows, columns = tensor.shape if tensor.dim() == 2 else (1, tensor.numel())
         try:
-            self._library.checked("decoder_set", self._handle, layer, part, tensor.data_ptr(), rows, columns)
+            self._library.checked("decoder_set", self._open_handle, layer, part, tensor.data_ptr(), rows, columns)
         except ValueError as error:
             shape = " x ".join(map(str, tensor.shape))
             raise ValueError(f"weights of {part.name.lower()} ({shape}, layer {layer}) do not fit: {error}") from error
@@ -166,26 +166,32 @@ class CpuModel:
             logits=self._logits.data_ptr() if want_logits else None,
             best=self._best.data_ptr(),
         )
-        self._library.checked("decoder_step", self._handle, ctypes.byref(step))
+        self._library.checked("decoder_step", self._open_handle, ctypes.byref(step))
         return StepOutput(self._logits[: sampled if want_logits else 0], self._best[:sampled])
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of packed weights, the embedding table not counted."""
-        return int(self._library.call("decoder_weight_bytes", self._handle))
+        return int(self._library.call("decoder_weight_bytes", self._open_handle))
 
     @property
     def kv_bytes(self) -> int:
-        return int(self._library.call("decoder_kv_bytes", self._handle))
+        return int(self._library.call("decoder_kv_bytes", self._open_handle))
 
     def take_times(self, *, enabled: bool) -> dict[str, float]:
         """Seconds of each stage since the last call, and whether to measure from now on."""
         seconds = (ctypes.c_double * len(STAGES))()
-        self._library.call("decoder_times", self._handle, enabled, seconds)
+        self._library.call("decoder_times", self._open_handle, enabled, seconds)
         return dict(zip(STAGES, seconds, strict=True))
 
+    @property
+    def _open_handle(self) -> int:
+        if not self._end.alive:
+            raise RuntimeError("the model is closed")
+        return self._handle
+
     def close(self) -> None:
-        """Frees weights and KV; no step may follow."""
+        """Frees weights and KV; a later call of any method is an error."""
         self._end()
 
 

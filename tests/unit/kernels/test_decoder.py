@@ -178,3 +178,13 @@ def test_stage_times_count_only_when_asked(team: ThreadTeam) -> None:
     model.step(requests.batch([(request, 30)]))
     times = model.take_times(enabled=False)
     assert all(seconds > 0 for seconds in times.values())
+
+
+def test_a_closed_model_says_so(best_team: ThreadTeam) -> None:
+    """Its memory is gone: whatever is asked of it afterwards must not reach it."""
+    model = build(make_reference("llama"), best_team)
+    model.close()
+    model.close()
+    for ask in (lambda: model.weight_bytes, lambda: model.kv_bytes, lambda: model.take_times(enabled=True)):
+        with pytest.raises(RuntimeError, match="closed"):
+            ask()
