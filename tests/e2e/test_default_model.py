@@ -12,7 +12,8 @@ from tokenwire_client import AsyncClient, Completion, FinishReason, Message, Sam
 # The references of 32 prompts are part of the first test's set-up: minutes on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
-SMALL_POOL = ("--block-size", "16", "--num-blocks", "64", "--prefill-chunk-size", "64", "--step-token-budget", "128")
+# All prompts enter as fast as the pool takes them, so that it is full before the first request ends.
+SMALL_POOL = ("--block-size", "16", "--num-blocks", "64", "--prefill-chunk-size", "64", "--prefill-per-decode", "0")
 SMALL_POOL_LENGTH = ("--max-model-len", "1000")
 
 

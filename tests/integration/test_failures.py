@@ -12,10 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.fixtures.stack import ServiceProcess, running_stack, until, until_serving
 from tests.integration.probes import FOREVER, assert_alive, forever, forever_ids
-from tokenwire_client import AsyncClient
+from tokenwire_client import NO_RETRIES, AsyncClient
 from tokenwire_client.errors import TokenwireError, Unavailable
 
 ENGINE_FLAGS = ("--num-blocks", "512")
+DRAIN_TOKENS = 1500
+"""Enough to be still running when the drain has been seen, on the fastest backend too."""
 
 
 async def first_deltas(client: AsyncClient, count: int, max_tokens: int) -> list[asyncio.Task[object]]:
@@ -98,17 +100,17 @@ async def test_sigterm_drains(succ_folder: Path, tmp_path: Path, which: str) -> 
     """NOT_SERVING first, new work refused with UNAVAILABLE, running work finishes whole, exit code 0."""
     async with (
         running_stack(succ_folder, tmp_path, engine_flags=ENGINE_FLAGS) as stack,
-        AsyncClient(stack.target) as client,
+        AsyncClient(stack.target, retry=NO_RETRIES) as client,
     ):
         service = stack.engine if which == "engine" else stack.tokenizer
-        tasks = await first_deltas(client, 4, 700)
+        tasks = await first_deltas(client, 4, DRAIN_TOKENS)
         service.signal(signal.SIGTERM)
         await until(lambda: _is_not_serving(client), 2.0)
         with pytest.raises(Unavailable):
             await client.generate(FOREVER, forever(1), timeout=5).result()
         assert not all(task.done() for task in tasks), "the streams were too short to see the drain"
         for completion in await asyncio.gather(*tasks):
-            assert completion.token_ids == forever_ids(700)  # type: ignore[attr-defined]
+            assert completion.token_ids == forever_ids(DRAIN_TOKENS)  # type: ignore[attr-defined]
         assert await service.wait() == 0
 
 
