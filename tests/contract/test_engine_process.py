@@ -167,14 +167,14 @@ async def test_cancel_deadline_and_session_end_free_the_blocks(small_engine: Eng
 async def test_queue_full_under_real_load(small_engine: EngineProcess) -> None:
     """Of very many requests at once all are either served exactly or refused with RESOURCE_EXHAUSTED."""
     async with connect(small_engine) as (_, stub):
-        calls = [stub.Generate(request([7, 8, 9], 40)) for _ in range(160)]
+        calls = [stub.Generate(request([7, 8, 9], 100)) for _ in range(400)]
         results = await asyncio.gather(*(collect(call) for call in calls), return_exceptions=True)
         served = [result[0] for result in results if isinstance(result, tuple)]
         refused = [result.code() for result in results if isinstance(result, grpc.aio.AioRpcError)]
         await wait_idle(stub, 1.0)
-    assert len(served) + len(refused) == 160
+    assert len(served) + len(refused) == 400
     assert len(served) >= 64
-    assert all(tokens == served[0] and len(tokens) == 40 for tokens in served)
+    assert all(tokens == served[0] and len(tokens) == 100 for tokens in served)
     assert set(refused) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
