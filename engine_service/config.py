@@ -94,7 +94,7 @@ class EngineSettings(ServiceSettings):
         ge=0,
         le=1_048_576,
         description="prompt tokens that a step may carry for each decode in it, 24 at least; 0: no such bound "
-        "(default: the backend's choice, 2 on CPU)",
+        "(default: the backend's choice, 4 on CPU)",
     )
     max_num_requests: int | None = Field(
         None,

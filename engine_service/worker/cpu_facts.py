@@ -5,9 +5,9 @@ Must not know: what they compute.
 
 import os
 
-# A CPU computes about as fast for one row as for 8 and then in proportion: with twice as many prompt tokens as decodes
-# a step takes some 2.5 times as long as with the decodes alone (benchmarks/RESULTS.md).
-CPU_PREFILL_PER_DECODE = 2
+# A CPU computes about as fast for one row as for 8, and then in proportion: with four times as many prompt tokens as
+# decodes a step takes about three times as long as with the decodes alone (benchmarks/RESULTS.md).
+CPU_PREFILL_PER_DECODE = 4
 
 
 def num_threads(asked: int) -> int:
