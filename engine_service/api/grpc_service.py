@@ -20,6 +20,8 @@ from service_runtime.wire import Malformed, request_parser
 from tokenwire.engine.v1 import engine_pb2
 
 SERVICE_NAME = "tokenwire.engine.v1.EngineService"
+# A peer that calls Session and then says nothing does not keep the stream.
+SESSION_OPEN_TIMEOUT_SECONDS = 10.0
 _CLIENT_LEFT = Refusal(RefusalCode.CANCELLED, "the client left")
 
 GenerateContext = grpc.aio.ServicerContext[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
@@ -36,19 +38,21 @@ class EngineService:
         model_name: str,
         engine_version: str,
         clock: Callable[[], float],
+        session_open_timeout_s: float = SESSION_OPEN_TIMEOUT_SECONDS,
     ) -> None:
         self._door = door
         self._handle = handle
         self._model_name = model_name
         self._engine_version = engine_version
         self._clock = clock
+        self._session_open_timeout_s = session_open_timeout_s
 
     async def session(
         self,
         _requests: AsyncIterator[engine_pb2.SessionRequest | Malformed],
         context: grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse],
     ) -> None:
-        await Session(context, self._door, self._handle, self._opened).run()
+        await Session(context, self._door, self._handle, self._opened, self._session_open_timeout_s).run()
 
     async def generate(self, request: engine_pb2.GenerateRequest, context: GenerateContext) -> None:
         has_news = asyncio.Event()

@@ -60,11 +60,13 @@ class Session:
         door: Door,
         handle: EngineHandle,
         opened: Callable[[Connection], engine_pb2.SessionOpened],
+        open_timeout_s: float,
     ) -> None:
         self._context = context
         self._door = door
         self._handle = handle
         self._opened = opened
+        self._open_timeout_s = open_timeout_s
         self._live: dict[int, LiveRequest] = {}
         self._unread: dict[int, _News] = {}
         self._has_news = asyncio.Event()
@@ -89,7 +91,11 @@ class Session:
             await errors.abort(self._context, refusal)
 
     async def _open(self, connection: Connection) -> None:
-        first = _command(await self._context.read())
+        try:
+            async with asyncio.timeout(self._open_timeout_s):
+                first = _command(await self._context.read())
+        except TimeoutError:
+            first = Refusal(RefusalCode.DEADLINE, f"no message came within {self._open_timeout_s:g} s of the call")
         if isinstance(first, Refusal):
             await errors.abort(self._context, first)
         if first is None or first.WhichOneof("command") != "open":

@@ -24,7 +24,3 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0

@@ -115,6 +115,3 @@ def _rebuild(
     finished: tuple[RequestTiming, ...],
 ) -> StepReport:
     return StepReport(tuple(RequestNews(*item) for item in news), stats, steps, finished)
-
-
-EngineMessage = EngineReady | StartFailed | EngineFatal | StepReport

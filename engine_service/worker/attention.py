@@ -59,7 +59,6 @@ class BatchLayout:
     block_tables: torch.Tensor
     query_lens_list: Sequence[int]
     seq_lens_list: Sequence[int]
-    num_decodes: int
 
 
 class AttentionBackend(Protocol, Generic[StepT]):

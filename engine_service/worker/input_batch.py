@@ -166,7 +166,6 @@ class InputBatch:
             block_tables=self._to_device(self._blocks[rows, :width]),
             query_lens_list=query_lens.tolist(),
             seq_lens_list=seq_lens.tolist(),
-            num_decodes=int((np.cumprod(query_lens == 1)).sum()),
         )
 
     def _sampling(self, chunks: tuple[Chunk, ...], rows: IntArray, positions: IntArray) -> SamplingRows:

@@ -242,6 +242,27 @@ async def test_first_message_must_open(first: engine_pb2.SessionRequest, field: 
     assert bad.field_violations[0].field == field  # type: ignore[attr-defined]
 
 
+async def test_session_that_never_says_anything_is_ended() -> None:
+    async with scripted_service(session_open_timeout_s=0.1) as service:
+        error = await failure(service.stub.Session())
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "0.1 s" in str(error.details())
+
+
+async def test_draining_is_told_to_open_sessions() -> None:
+    async with scripted_service() as service:
+        call = service.stub.Session()
+        await call.write(engine_pb2.SessionRequest(open=engine_pb2.OpenSession()))
+        opened = await call.read()
+        assert isinstance(opened, engine_pb2.SessionResponse)
+        assert opened.HasField("opened")
+        service.handle.drain()
+        told = await asyncio.wait_for(call.read(), 5)
+        assert isinstance(told, engine_pb2.SessionResponse)
+        assert told.HasField("draining")
+        call.cancel()
+
+
 async def test_stream_that_ends_before_it_opens() -> None:
     async with scripted_service() as service:
         call = service.stub.Session()

@@ -48,7 +48,6 @@ def layout_of(starts: list[int], lengths: list[int], tables: list[list[int]], si
         block_tables=torch.tensor(padded, dtype=torch.int32),
         query_lens_list=lengths,
         seq_lens_list=seq_lens,
-        num_decodes=0,
     )
 
 
