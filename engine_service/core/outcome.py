@@ -52,9 +52,27 @@ class Finish:
     error: Refusal | None = None
 
 
+class PositionLogprobs(NamedTuple):
+    """Natural log probabilities at one position, by the model's own logits.
+
+    `token` is (id, log probability) of the token there, None for the first prompt token; `rank` is 1 for the
+    most likely one. `top` are the most likely tokens, the best first, equal ones by id.
+    """
+
+    token: tuple[int, float] | None
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
 class RequestNews(NamedTuple):
-    """New tokens of one request since its last news, and its end if it came. (A named tuple: see Chunk.)"""
+    """New tokens of one request since its last news, and its end if it came. (A named tuple: see Chunk.)
+
+    `logprobs`: one entry for each of `token_ids`, when asked for. `prompt_logprobs`: one for each prompt token,
+    once, when asked for.
+    """
 
     request_id: int
     token_ids: tuple[int, ...]
     finish: Finish | None = None
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()

@@ -4,12 +4,34 @@ Must not know: torch, protobuf, the clock.
 """
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class ConstraintKind(Enum):
+    """How `StructuredOutput.text` is to be read."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"  # `text` is empty
+    REGEX = "regex"
+    GRAMMAR = "grammar"  # Lark or GBNF
+    CHOICE = "choice"  # `text` is a JSON array of strings
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What a completion has to look like."""
+
+    kind: ConstraintKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Validated sampling settings; every field is in range and final.
 
+    `logit_bias` are (token id, number added to its logit), by id. `allowed_token_ids` None: all. `bad_words`
+    are sequences of token ids that the completion never contains. `logprobs` and `prompt_logprobs`: how many
+    of the most likely tokens to report beside the one that is there; None: nothing.
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off.
     `seed` is any int64; the random number of a token is a function of
     (seed, position of the token in prompt + completion) alone.
@@ -24,3 +46,13 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    banned_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_output: StructuredOutput | None = None

@@ -13,13 +13,19 @@ from engine_service.core.stats import EngineStats
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A validated request. `timeout_s` counts from its arrival in the engine process."""
+    """A validated request. `timeout_s` counts from its arrival in the engine process.
+
+    It is `samples` requests of one prompt, with ids request_id, request_id + 1, ... and seeds seed, seed + 1, ...
+    (wrapping at int64). A lower `priority` is served earlier.
+    """
 
     request_id: int
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     timeout_s: float | None = None
     cache_salt: str = ""
+    samples: int = 1
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,42 @@ from tokenizer_service.engines.refusal import Refusal
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The completion is JSON that fits the schema (given as JSON)."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """The completion is any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The whole completion matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Lark syntax, or EBNF as llama.cpp writes it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The completion is one of these."""
+
+    values: tuple[str, ...]
+
+
+StructuredOutput = JsonSchema | JsonObject | Regex | Grammar | Choice
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling settings as the client gave them; None is unset and never the same as zero."""
 
@@ -24,6 +60,21 @@ class SamplingOptions:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    structured_output: StructuredOutput | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return 1 if self.n is None else self.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +86,7 @@ class TokenSubmission:
     sampling: SamplingOptions
     deadline: float | None = None
     cache_salt: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +125,30 @@ class EngineFinish:
     usage: Usage
     stop_token_id: int | None = None
     refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Natural log probabilities at one position, by the model's own logits.
+
+    `token` is (id, log probability) of the token there, None for the first prompt token; `rank` is 1 for the
+    most likely one; `top` are the most likely tokens, the best first.
+    """
+
+    token: tuple[int, float] | None
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNews:
+    """What is new of one sample (`index` of n). The log probabilities are empty unless asked for."""
+
+    index: int
+    token_ids: Sequence[int]
+    finish: EngineFinish | None = None
+    logprobs: Sequence[PositionLogprobs] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
 
 
 class TokenSink(Protocol):

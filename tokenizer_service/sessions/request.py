@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from tokenizer_service.engines.messages import SamplingOptions
 from tokenizer_service.engines.refusal import Violation
-from tokenizer_service.text.messages import Message
+from tokenizer_service.text.messages import Message, Tool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,20 @@ class IdsPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ConversationPrompt:
-    """`num_messages` is what the client sent; of too many, only the first are in `messages`."""
+    """`num_messages` is what the client sent; of too many, only the first are in `messages`.
+
+    `tool_choice` None: the model may call where there are tools. `chat_template` replaces the model's own,
+    where the operator allows it.
+    """
 
     FIELD: ClassVar[str] = "messages"
     messages: tuple[Message, ...]
     num_messages: int
     add_generation_prompt: bool
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    continue_final_message: bool = False
+    chat_template: str | None = None
 
 
 Prompt: TypeAlias = TextPrompt | IdsPrompt | ConversationPrompt
@@ -46,6 +54,7 @@ class GenerationOptions:
     include_stop: bool
     skip_special_tokens: bool
     cache_salt: str | None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

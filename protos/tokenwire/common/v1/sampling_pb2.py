@@ -24,13 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tokenwire/common/v1/sampling.proto\x12\x13tokenwire.common.v1\"\xc0\x02\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x03\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x07\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tokenwire/common/v1/sampling.proto\x12\x13tokenwire.common.v1\"\x91\x07\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x03\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\n\x88\x01\x01\x12\x46\n\nlogit_bias\x18\r \x03(\x0b\x32\x32.tokenwire.common.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\x03\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\x03\x12\x35\n\tbad_words\x18\x10 \x03(\x0b\x32\".tokenwire.common.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x11 \x01(\x03H\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x03H\x0c\x88\x01\x01\x12\x0e\n\x01n\x18\x13 \x01(\x03H\r\x88\x01\x01\x12\x45\n\x11structured_output\x18\x14 \x01(\x0b\x32%.tokenwire.common.v1.StructuredOutputH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_nB\x14\n\x12_structured_output\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\"\xa2\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.tokenwire.common.v1.ChoicesH\x00\x42\x0c\n\nconstraint\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenwire.common.v1.sampling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=60
-  _globals['_SAMPLINGPARAMS']._serialized_end=380
+  _globals['_SAMPLINGPARAMS']._serialized_end=973
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=698
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=746
+  _globals['_TOKENSEQUENCE']._serialized_start=975
+  _globals['_TOKENSEQUENCE']._serialized_end=1009
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1012
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1174
+  _globals['_CHOICES']._serialized_start=1176
+  _globals['_CHOICES']._serialized_end=1201
 # @@protoc_insertion_point(module_scope)

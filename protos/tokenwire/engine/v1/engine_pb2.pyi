@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tokenwire.common.v1 import logprobs_pb2 as _logprobs_pb2
 from tokenwire.common.v1 import outcome_pb2 as _outcome_pb2
 from tokenwire.common.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
@@ -32,6 +33,7 @@ class TokenRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; at most 256
     characters. Used in logs and by Abort. Empty: the engine makes one.
@@ -39,6 +41,10 @@ class TokenRequest(_message.Message):
     cache_salt: _builtins.str
     """Requests share cached prefixes only with the same salt; at most 256
     characters. Empty and unset: the common, unsalted cache.
+    """
+    priority: _builtins.int
+    """Waiting requests are taken in the order of priority, then of arrival: a
+    lower number is earlier. Unset: 0.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -58,17 +64,22 @@ class TokenRequest(_message.Message):
         sampling: _sampling_pb2.SamplingParams | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         cache_salt: _builtins.str | None = ...,
+        priority: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout) -> _WhichOneofReturnType__timeout | None: ...
 
@@ -271,14 +282,31 @@ class RequestOutput(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    index: _builtins.int
+    """Which of the n samples."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New tokens only."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Set once: the last word on this request."""
+        """Set once: the last word on this sample. The request has ended when all of
+        its samples have.
+        """
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_logprobs_pb2.PositionLogprobs]:
+        """One entry for each of token_ids, when asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_logprobs_pb2.PositionLogprobs]:
+        """One entry for each prompt token, when asked for: once, for sample 0, not
+        after its first token.
+        """
 
     def __init__(
         self,
@@ -286,10 +314,13 @@ class RequestOutput(_message.Message):
         handle: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finish: Global___Finish | None = ...,
+        index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "handle", b"handle", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "handle", b"handle", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish: _TypeAlias = _typing.Literal["finish"]  # noqa: Y015
     _WhichOneofArgType__finish: _TypeAlias = _typing.Literal["_finish", b"_finish"]  # noqa: Y015
@@ -369,23 +400,43 @@ class GenerateResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the n samples."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """New tokens only."""
+        """New tokens only, of one sample."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Only in the last message. A stream without it is an error."""
+        """Only in the last message of a sample. A stream without one for each sample
+        is an error.
+        """
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_logprobs_pb2.PositionLogprobs]:
+        """One entry for each of token_ids, when asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_logprobs_pb2.PositionLogprobs]:
+        """One entry for each prompt token, when asked for: once, for sample 0, not
+        after its first token.
+        """
 
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finish: Global___Finish | None = ...,
+        index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish: _TypeAlias = _typing.Literal["finish"]  # noqa: Y015
     _WhichOneofArgType__finish: _TypeAlias = _typing.Literal["_finish", b"_finish"]  # noqa: Y015
@@ -458,6 +509,7 @@ class GetModelInfoResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     MAX_NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name that clients use."""
     vocab_size: _builtins.int
@@ -477,6 +529,13 @@ class GetModelInfoResponse(_message.Message):
     engine_version: _builtins.str
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def default_sampling(self) -> _sampling_pb2.SamplingParams:
+        """What is used where a request leaves a field unset: the model's
+        generation_config over the neutral defaults (a request's own field is
+        above both).
+        """
+
     def __init__(
         self,
         *,
@@ -491,10 +550,11 @@ class GetModelInfoResponse(_message.Message):
         num_blocks: _builtins.int = ...,
         max_num_requests: _builtins.int = ...,
         engine_version: _builtins.str = ...,
+        default_sampling: _sampling_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

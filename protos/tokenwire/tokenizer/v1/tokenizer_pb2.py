@@ -26,7 +26,7 @@ from tokenwire.common.v1 import outcome_pb2 as tokenwire_dot_common_dot_v1_dot_o
 from tokenwire.common.v1 import sampling_pb2 as tokenwire_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tokenwire/tokenizer/v1/tokenizer.proto\x12\x16tokenwire.tokenizer.v1\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\x82\x02\n\x11GenerationOptions\x12\x35\n\x08sampling\x18\x01 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_salt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .tokenwire.tokenizer.v1.TokenIdsH\x00\x12:\n\x07options\x18\x04 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x7f\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x42\r\n\x0b_completion\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe1\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x08messages\x18\x02 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12:\n\x07options\x18\x03 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"{\n\x0c\x43hatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x42\r\n\x0b_completion\"\xd2\x01\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x42\r\n\x0bstop_reason\"\xaf\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12<\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32$.tokenwire.tokenizer.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\x83\x01\n\x0c\x43onversation\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.tokenwire.tokenizer.v1.Model\"\x91\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x63onnected_engines\x18\x06 \x01(\x05\x32\xf1\x03\n\x10TokenizerService\x12_\n\x08Generate\x12\'.tokenwire.tokenizer.v1.GenerateRequest\x1a(.tokenwire.tokenizer.v1.GenerateResponse0\x01\x12S\n\x04\x43hat\x12#.tokenwire.tokenizer.v1.ChatRequest\x1a$.tokenwire.tokenizer.v1.ChatResponse0\x01\x12]\n\x08Tokenize\x12\'.tokenwire.tokenizer.v1.TokenizeRequest\x1a(.tokenwire.tokenizer.v1.TokenizeResponse\x12\x63\n\nDetokenize\x12).tokenwire.tokenizer.v1.DetokenizeRequest\x1a*.tokenwire.tokenizer.v1.DetokenizeResponse\x12\x63\n\nListModels\x12).tokenwire.tokenizer.v1.ListModelsRequest\x1a*.tokenwire.tokenizer.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tokenwire/tokenizer/v1/tokenizer.proto\x12\x16tokenwire.tokenizer.v1\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\xa6\x02\n\x11GenerationOptions\x12\x35\n\x08sampling\x18\x01 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x05H\x03\x88\x01\x01\x42\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priority\"?\n\x0bTextLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\x99\x01\n\x14TextPositionLogprobs\x12\x37\n\x05token\x18\x01 \x01(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobH\x00\x88\x01\x01\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x30\n\x03top\x18\x03 \x03(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobB\x08\n\x06_token\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .tokenwire.tokenizer.v1.TokenIdsH\x00\x12:\n\x07options\x18\x04 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x95\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobsB\r\n\x0b_completion\"\xaa\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x34\n\ntool_calls\x18\x03 \x03(\x0b\x32 .tokenwire.tokenizer.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0f\n\r_tool_call_idB\x07\n\x05_name\"f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parameters\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xae\x01\n\nToolChoice\x12\x37\n\x04mode\x18\x01 \x01(\x0e\x32\'.tokenwire.tokenizer.v1.ToolChoice.ModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x08\n\x06\x63hoice\"e\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x02id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x11\n\targuments\x18\x04 \x01(\tB\x05\n\x03_idB\x07\n\x05_name\"\xca\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x08messages\x18\x02 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12:\n\x07options\x18\x03 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12+\n\x05tools\x18\x06 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12<\n\x0btool_choice\x18\x07 \x01(\x0b\x32\".tokenwire.tokenizer.v1.ToolChoiceH\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08H\x02\x88\x01\x01\x12\x1a\n\rchat_template\x18\t \x01(\tH\x03\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x0e\n\x0c_tool_choiceB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_template\"\xcc\x02\n\x0c\x43hatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x39\n\ntool_calls\x18\x07 \x03(\x0b\x32%.tokenwire.tokenizer.v1.ToolCallDeltaB\r\n\x0b_completion\"\xea\x01\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\x16\n\x0ehas_tool_calls\x18\x07 \x01(\x08\x42\r\n\x0bstop_reason\"\xaf\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12<\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32$.tokenwire.tokenizer.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\x9e\x02\n\x0c\x43onversation\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12+\n\x05tools\x18\x03 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rchat_template\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_template\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.tokenwire.tokenizer.v1.Model\"\xd0\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x63onnected_engines\x18\x06 \x01(\x05\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x07 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams2\xf1\x03\n\x10TokenizerService\x12_\n\x08Generate\x12\'.tokenwire.tokenizer.v1.GenerateRequest\x1a(.tokenwire.tokenizer.v1.GenerateResponse0\x01\x12S\n\x04\x43hat\x12#.tokenwire.tokenizer.v1.ChatRequest\x1a$.tokenwire.tokenizer.v1.ChatResponse0\x01\x12]\n\x08Tokenize\x12\'.tokenwire.tokenizer.v1.TokenizeRequest\x1a(.tokenwire.tokenizer.v1.TokenizeResponse\x12\x63\n\nDetokenize\x12).tokenwire.tokenizer.v1.DetokenizeRequest\x1a*.tokenwire.tokenizer.v1.DetokenizeResponse\x12\x63\n\nListModels\x12).tokenwire.tokenizer.v1.ListModelsRequest\x1a*.tokenwire.tokenizer.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,37 +34,51 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenwire.tokenizer.v1.toke
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATIONOPTIONS']._serialized_start=138
-  _globals['_GENERATIONOPTIONS']._serialized_end=396
-  _globals['_TOKENIDS']._serialized_start=398
-  _globals['_TOKENIDS']._serialized_end=421
-  _globals['_GENERATEREQUEST']._serialized_start=424
-  _globals['_GENERATEREQUEST']._serialized_end=673
-  _globals['_GENERATERESPONSE']._serialized_start=675
-  _globals['_GENERATERESPONSE']._serialized_end=802
-  _globals['_CHATMESSAGE']._serialized_start=804
-  _globals['_CHATMESSAGE']._serialized_end=848
-  _globals['_CHATREQUEST']._serialized_start=851
-  _globals['_CHATREQUEST']._serialized_end=1076
-  _globals['_CHATRESPONSE']._serialized_start=1078
-  _globals['_CHATRESPONSE']._serialized_end=1201
-  _globals['_COMPLETION']._serialized_start=1204
-  _globals['_COMPLETION']._serialized_end=1414
-  _globals['_TOKENIZEREQUEST']._serialized_start=1417
-  _globals['_TOKENIZEREQUEST']._serialized_end=1592
-  _globals['_CONVERSATION']._serialized_start=1595
-  _globals['_CONVERSATION']._serialized_end=1726
-  _globals['_TOKENIZERESPONSE']._serialized_start=1728
-  _globals['_TOKENIZERESPONSE']._serialized_end=1765
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1767
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1878
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1880
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1914
-  _globals['_LISTMODELSREQUEST']._serialized_start=1916
-  _globals['_LISTMODELSREQUEST']._serialized_end=1935
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1937
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2004
-  _globals['_MODEL']._serialized_start=2007
-  _globals['_MODEL']._serialized_end=2152
-  _globals['_TOKENIZERSERVICE']._serialized_start=2155
-  _globals['_TOKENIZERSERVICE']._serialized_end=2652
+  _globals['_GENERATIONOPTIONS']._serialized_end=432
+  _globals['_TEXTLOGPROB']._serialized_start=434
+  _globals['_TEXTLOGPROB']._serialized_end=497
+  _globals['_TEXTPOSITIONLOGPROBS']._serialized_start=500
+  _globals['_TEXTPOSITIONLOGPROBS']._serialized_end=653
+  _globals['_TOKENIDS']._serialized_start=655
+  _globals['_TOKENIDS']._serialized_end=678
+  _globals['_GENERATEREQUEST']._serialized_start=681
+  _globals['_GENERATEREQUEST']._serialized_end=930
+  _globals['_GENERATERESPONSE']._serialized_start=933
+  _globals['_GENERATERESPONSE']._serialized_end=1210
+  _globals['_CHATMESSAGE']._serialized_start=1213
+  _globals['_CHATMESSAGE']._serialized_end=1383
+  _globals['_TOOL']._serialized_start=1385
+  _globals['_TOOL']._serialized_end=1487
+  _globals['_TOOLCALL']._serialized_start=1489
+  _globals['_TOOLCALL']._serialized_end=1544
+  _globals['_TOOLCHOICE']._serialized_start=1547
+  _globals['_TOOLCHOICE']._serialized_end=1721
+  _globals['_TOOLCHOICE_MODE']._serialized_start=1634
+  _globals['_TOOLCHOICE_MODE']._serialized_end=1711
+  _globals['_TOOLCALLDELTA']._serialized_start=1723
+  _globals['_TOOLCALLDELTA']._serialized_end=1824
+  _globals['_CHATREQUEST']._serialized_start=1827
+  _globals['_CHATREQUEST']._serialized_end=2285
+  _globals['_CHATRESPONSE']._serialized_start=2288
+  _globals['_CHATRESPONSE']._serialized_end=2620
+  _globals['_COMPLETION']._serialized_start=2623
+  _globals['_COMPLETION']._serialized_end=2857
+  _globals['_TOKENIZEREQUEST']._serialized_start=2860
+  _globals['_TOKENIZEREQUEST']._serialized_end=3035
+  _globals['_CONVERSATION']._serialized_start=3038
+  _globals['_CONVERSATION']._serialized_end=3324
+  _globals['_TOKENIZERESPONSE']._serialized_start=3326
+  _globals['_TOKENIZERESPONSE']._serialized_end=3363
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3365
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3476
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3478
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3512
+  _globals['_LISTMODELSREQUEST']._serialized_start=3514
+  _globals['_LISTMODELSREQUEST']._serialized_end=3533
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3535
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3602
+  _globals['_MODEL']._serialized_start=3605
+  _globals['_MODEL']._serialized_end=3813
+  _globals['_TOKENIZERSERVICE']._serialized_start=3816
+  _globals['_TOKENIZERSERVICE']._serialized_end=4313
 # @@protoc_insertion_point(module_scope)
