@@ -6,6 +6,7 @@ Nothing else crosses between them. Must not know: torch, the clock, how a plan i
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine_service.core.outcome import PositionLogprobs
 from engine_service.core.sampling import SamplingParams
 
 
@@ -15,6 +16,7 @@ class NewRequest:
 
     `token_ids` is everything known: the prompt and, after a preemption, the completion so far.
     `prompt_length` splits the two. `block_ids` is the block table so far, cached prefix included.
+    `known_prompt_logprobs`: so many of the first prompt tokens have theirs already (see `Result`).
     """
 
     request_id: int
@@ -22,6 +24,7 @@ class NewRequest:
     prompt_length: int
     block_ids: tuple[int, ...]
     sampling: SamplingParams
+    known_prompt_logprobs: int = 0
 
 
 class Chunk(NamedTuple):
@@ -64,19 +67,35 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One request's own failure in a step (say, its logits were not finite); the others go on."""
+    """One request's own failure in a step (say, its logits were not finite); the others go on.
+
+    `is_clients`: what the client asked for cannot go on (say, every token is excluded).
+    """
 
     request_id: int
     message: str
+    is_clients: bool = False
+
+
+class PromptLogprobs(NamedTuple):
+    """Those of the prompt tokens at `start`, `start + 1`, ...; `start` is at least 1."""
+
+    request_id: int
+    start: int
+    entries: tuple[PositionLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the worker returns for a plan: one token for each chunk that samples, or its failure.
 
-    `sampled` pairs (request id, token id), in the order of the plan's chunks.
+    `sampled` pairs (request id, token id), in the order of the plan's chunks. `logprobs` are those of the
+    sampled tokens, for the requests that want them. `prompt_logprobs` are those of prompt tokens that
+    follow a token of this step, for the requests that want them.
     """
 
     step: int
     sampled: tuple[tuple[int, int], ...]
     failures: tuple[Failure, ...] = ()
+    logprobs: tuple[tuple[int, PositionLogprobs], ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -6,9 +6,11 @@ Must not know: sockets, gRPC, torch.
 from dataclasses import dataclass
 from typing import Any
 
-from engine_service.core.outcome import Finish, Refusal, RequestNews
-from engine_service.core.sampling import SamplingParams
+from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, RequestNews
+from engine_service.core.sampling import SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
+
+_PLAIN_FIELDS = 3  # of a RequestNews without log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     max_num_requests: int
+    default_sampling: SamplingDefaults = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,36 @@ class StepReport:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
-        news = tuple((item.request_id, item.token_ids, item.finish) for item in self.news)
+        news = tuple(_plain(item) for item in self.news)
         return _rebuild, (news, self.stats, self.steps, self.finished)
 
 
+def _plain(news: RequestNews) -> tuple[Any, ...]:
+    request_id, token_ids, finish, logprobs, prompt_logprobs = news
+    if not logprobs and not prompt_logprobs:
+        return request_id, token_ids, finish
+    return request_id, token_ids, finish, tuple(map(tuple, logprobs)), tuple(map(tuple, prompt_logprobs))
+
+
+def _news(
+    request_id: int,
+    token_ids: tuple[int, ...],
+    finish: Finish | None,
+    logprobs: tuple[tuple[Any, ...], ...] = (),
+    prompt_logprobs: tuple[tuple[Any, ...], ...] = (),
+) -> RequestNews:
+    per_token, per_prompt_token = (
+        tuple(PositionLogprobs(*entry) for entry in entries) for entries in (logprobs, prompt_logprobs)
+    )
+    return RequestNews(request_id, token_ids, finish, per_token, per_prompt_token)
+
+
 def _rebuild(
-    news: tuple[tuple[int, tuple[int, ...], Finish | None], ...],
+    news: tuple[tuple[Any, ...], ...],
     stats: EngineStats,
     steps: tuple[StepTiming, ...],
     finished: tuple[RequestTiming, ...],
 ) -> StepReport:
-    return StepReport(tuple(RequestNews(*item) for item in news), stats, steps, finished)
+    # Most news are without log probabilities, and then need none of the work for them.
+    rebuilt = tuple(RequestNews(*item) if len(item) == _PLAIN_FIELDS else _news(*item) for item in news)
+    return StepReport(rebuilt, stats, steps, finished)

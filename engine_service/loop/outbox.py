@@ -5,7 +5,7 @@ Must not know: sockets, gRPC, torch.
 
 from dataclasses import dataclass, field
 
-from engine_service.core.outcome import Finish, RequestNews
+from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
 
@@ -17,6 +17,18 @@ MAX_UNREAD_TIMINGS = 4096
 class _Unread:
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+
+    def add(self, news: RequestNews) -> None:
+        self.token_ids.extend(news.token_ids)
+        self.finish = news.finish or self.finish
+        self.logprobs.extend(news.logprobs)
+        self.prompt_logprobs = news.prompt_logprobs or self.prompt_logprobs
+
+    def news(self, request_id: int) -> RequestNews:
+        tokens, logprobs = tuple(self.token_ids), tuple(self.logprobs)
+        return RequestNews(request_id, tokens, self.finish, logprobs, self.prompt_logprobs)
 
 
 class Outbox:
@@ -33,9 +45,7 @@ class Outbox:
 
     def add(self, report: StepReport) -> None:
         for item in report.news:
-            unread = self._news.setdefault(item.request_id, _Unread())
-            unread.token_ids.extend(item.token_ids)
-            unread.finish = item.finish or unread.finish
+            self._news.setdefault(item.request_id, _Unread()).add(item)
         self._stats = report.stats
         self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
         self._finished.extend(report.finished[: MAX_UNREAD_TIMINGS - len(self._finished)])
@@ -44,9 +54,7 @@ class Outbox:
         """Everything unread as one report, or None."""
         if self._stats is None:
             return None
-        news = tuple(
-            RequestNews(request_id, tuple(unread.token_ids), unread.finish) for request_id, unread in self._news.items()
-        )
+        news = tuple(unread.news(request_id) for request_id, unread in self._news.items())
         report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished))
         self._news, self._stats, self._steps, self._finished = {}, None, [], []
         return report
