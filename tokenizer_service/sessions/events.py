@@ -1,13 +1,14 @@
-"""What the reader of a generation sees: text as it comes, then exactly one end.
+"""What the reader of a generation sees: text as it comes, then exactly one end of each sample.
 
 Must not know: grpc, protobuf, engines.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tokenizer_service.engines.messages import FinishReason, Usage
 from tokenizer_service.engines.refusal import Refusal
+from tokenizer_service.text.messages import ToolCallDelta as ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +29,12 @@ class TextPositionLogprobs:
     top: tuple[TextLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """New part of a tool call; the first one of a call (`index` in the turn) has its id and name."""
-
-    index: int
-    id: str | None
-    name: str | None
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """New text of a sample and the tokens that arrived with it; one of them may be empty.
 
     The log probabilities are one entry for each of `token_ids`, empty unless asked for; those of the prompt
-    come once, for sample 0. Text of tool calls is in `tool_calls` only.
+    come for sample 0, in one or more parts. Text of tool calls is in `tool_calls` only. (A named tuple: one is
+    made for each token, and a frozen dataclass takes several times as long.)
     """
 
     text: str
@@ -69,7 +60,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end of one that was not."""
+    """The end of all samples that have not ended: the request could not be served."""
 
     refusal: Refusal
 

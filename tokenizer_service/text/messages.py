@@ -1,4 +1,4 @@
-"""The turns of a conversation.
+"""The turns of a conversation, and the calls in a new one.
 
 Must not know: templates, tokens, protobuf.
 """
@@ -13,6 +13,16 @@ class ToolCall:
 
     id: str
     name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """New part of a tool call; the first one of a call (`index` in the turn) has its id and name."""
+
+    index: int
+    id: str | None
+    name: str | None
     arguments: str
 
 

@@ -246,7 +246,9 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPositionLogprobs]:
-        """One entry for each prompt token, when asked for; once, for sample 0."""
+        """One entry for each prompt token, when asked for: in order, in one or more
+        messages of sample 0.
+        """
 
     def __init__(
         self,
@@ -559,7 +561,9 @@ class ChatResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPositionLogprobs]:
-        """One entry for each prompt token, when asked for; once, for sample 0."""
+        """One entry for each prompt token, when asked for: in order, in one or more
+        messages of sample 0.
+        """
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
