@@ -5,7 +5,7 @@ Must not know: what a method does.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -46,18 +46,28 @@ class Call:
     prompt_tokens: int | None = None
     tokens: int = 0
     first_token_at: float | None = None
-    last_token_at: float = 0.0
+    last_token_at: dict[int, float] = field(default_factory=dict)  # by sample
     end: Completed | None = None
 
-    def on_tokens(self, num_tokens: int) -> None:
+    def on_tokens(self, num_tokens: int, index: int) -> None:
         now = self.clock()
-        if self.first_token_at is None:
+        last = self.last_token_at.get(index)
+        if last is not None:
+            self.metrics.inter_token_latency.observe((now - last) / num_tokens)
+        elif self.first_token_at is None:
             self.first_token_at = now
             self.metrics.time_to_first_token.observe(now - self.started)
-        else:
-            self.metrics.inter_token_latency.observe((now - self.last_token_at) / num_tokens)
-        self.last_token_at = now
+        self.last_token_at[index] = now
         self.tokens += num_tokens
+
+    def on_completed(self, end: Completed) -> None:
+        """A sample has ended. `end` then has the usage of all that have: the prompt once, completions summed."""
+        if self.end is not None:
+            before, new = self.end.usage, end.usage
+            tokens = before.completion_tokens + new.completion_tokens
+            cached = max(before.cached_tokens, new.cached_tokens)
+            end = replace(end, usage=Usage(new.prompt_tokens, tokens, cached))
+        self.end = end
 
     def on_stop_string(self) -> None:
         self.metrics.stop_string_cancels.inc()
@@ -93,8 +103,19 @@ class CallRunner:
         request: RequestT | Malformed,
         body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
     ) -> ResponseT:
-        """`body`'s answer; or ends the call with the status of its refusal. Counts the outcome once."""
-        call = self._new_call(method, context)
+        """`body`'s answer; or ends the call with the status of its refusal."""
+        outcome = await self.serve(self._new_call(method, context), request, body)
+        if isinstance(outcome, Refusal):
+            await abort(context, outcome)
+        return outcome
+
+    async def serve(
+        self,
+        call: Call,
+        request: RequestT | Malformed,
+        body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
+    ) -> ResponseT | Refusal:
+        """`body`'s answer or why there is none, whatever the transport. Counts and logs the outcome once."""
         code = RefusalCode.CANCELLED.name
         try:
             outcome = await self._outcome(call, request, body)
@@ -105,8 +126,6 @@ class CallRunner:
             raise
         finally:
             self._record(call, code)
-        if isinstance(outcome, Refusal):
-            await abort(context, outcome)
         return outcome
 
     def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
