@@ -47,6 +47,7 @@ class DeviceChoice(Enum):
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormatName = Literal["plain", "int4"]
+DefaultSamplingName = Literal["model", "neutral"]
 
 
 class EngineSettings(ServiceSettings):
@@ -109,6 +110,11 @@ class EngineSettings(ServiceSettings):
         description="requests that may wait; more are refused (RESOURCE_EXHAUSTED)",
     )
     max_waiting_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
+    default_sampling: DefaultSamplingName = Field(
+        "model",
+        description="what fields of sampling mean that a request leaves unset: model (its generation_config.json, "
+        "neutral where that is silent) or neutral (temperature 1, nothing cut off, nothing penalised)",
+    )
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
@@ -178,6 +184,7 @@ class ModelConfig:
     weight_format: WeightFormatName
     max_model_len: int | None
     threads: int
+    default_sampling: DefaultSamplingName = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.weight_format,
             settings.max_model_len,
             settings.threads,
+            settings.default_sampling,
         ),
         CacheConfig(
             settings.block_size,

@@ -22,8 +22,10 @@ from engine_service.config import (
     EngineConfig,
 )
 from engine_service.core.admission import EngineLimits, servable_model_len
+from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
 from engine_service.embedded_model import PreparationFailed, prepare_default_model
+from engine_service.generation_config import read_sampling_defaults
 from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
 from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
@@ -123,7 +125,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         clock=time.monotonic,
         overlap=scheduling.overlap,
     )
-    return loop, EngineReady(_engine_info(info, limits, folder, scheduling.max_num_requests), scheduler.stats())
+    return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats())
 
 
 def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
@@ -168,7 +170,7 @@ def _limits(info: WorkerInfo, *, is_length_fixed: bool) -> EngineLimits:
     )
 
 
-def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, max_num_requests: int) -> EngineInfo:
+def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         pid=os.getpid(),
         epoch=secrets.token_hex(8),
@@ -180,8 +182,15 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, max_num_r
         dtype=info.dtype,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
-        max_num_requests=max_num_requests,
+        max_num_requests=config.scheduling.max_num_requests,
+        default_sampling=_default_sampling(config, folder),
     )
+
+
+def _default_sampling(config: EngineConfig, folder: Path) -> SamplingDefaults:
+    if config.model.default_sampling == "neutral":
+        return NEUTRAL_DEFAULTS
+    return read_sampling_defaults(folder, structlog.get_logger().warning)
 
 
 def _run(loop: EngineLoop, mailbox: EngineMailbox) -> None:

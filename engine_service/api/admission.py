@@ -63,5 +63,6 @@ class Door:
             call_timeout_s=call_timeout_s,
             draw_seed=self._draw_seed,
             draw_name=self._draw_name,
+            defaults=connection.info.default_sampling,
         )
         return request if isinstance(request, Refusal) else self._handle.submit(request, wake)

@@ -1,13 +1,16 @@
-"""From the engine to the wire: finishes, model information and load as protobuf messages.
+"""From the engine to the wire: finishes, log probabilities, model information and load as protobuf messages.
 
 Must not know: gRPC calls, validation, what is running.
 """
 
+from collections.abc import Iterable
+
 from engine_service.api.errors import grpc_status
-from engine_service.core.outcome import Finish, FinishReason, Refusal
+from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
+from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import EngineInfo
-from tokenwire.common.v1 import outcome_pb2
+from tokenwire.common.v1 import logprobs_pb2, outcome_pb2, sampling_pb2
 from tokenwire.engine.v1 import engine_pb2
 
 _REASON = {
@@ -56,7 +59,38 @@ def model_info_message(info: EngineInfo, model_name: str, engine_version: str) -
         num_blocks=info.num_blocks,
         max_num_requests=info.max_num_requests,
         engine_version=engine_version,
+        default_sampling=default_sampling_message(info.default_sampling),
     )
+
+
+def default_sampling_message(defaults: SamplingDefaults) -> sampling_pb2.SamplingParams:
+    """Every field that has a default of its own, neutral ones included: zero is not unset."""
+    return sampling_pb2.SamplingParams(
+        min_tokens=0,
+        temperature=defaults.temperature,
+        top_k=defaults.top_k,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        ignore_eos=False,
+        repetition_penalty=defaults.repetition_penalty,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        n=1,
+    )
+
+
+def logprobs_messages(entries: Iterable[PositionLogprobs]) -> list[logprobs_pb2.PositionLogprobs]:
+    """One message for each position."""
+    return [_logprobs_message(entry) for entry in entries]
+
+
+def _logprobs_message(entry: PositionLogprobs) -> logprobs_pb2.PositionLogprobs:
+    message = logprobs_pb2.PositionLogprobs(rank=entry.rank)
+    if entry.token is not None:
+        message.token.token_id, message.token.logprob = entry.token
+    for token_id, logprob in entry.top:
+        message.top.add(token_id=token_id, logprob=logprob)
+    return message
 
 
 def load_message(stats: EngineStats, engine_pid: int, last_step_age_s: float | None) -> engine_pb2.GetLoadResponse:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine_service.core.kv_manager import blocks_for
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.core.sampling import SamplingParams
+from engine_service.core.token_rules import check_token_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def check_request(token_ids: Sequence[int], sampling: SamplingParams, limits: En
     return (
         check_length(len(token_ids), sampling, limits.max_model_len, limits.block_size, limits.num_blocks)
         or _check_vocabulary(token_ids, limits.vocab_size)
-        or _check_stops(sampling, limits.vocab_size)
+        or check_token_rules(sampling, limits.vocab_size, limits.eos_token_ids)
     )
 
 
@@ -91,16 +92,6 @@ def _check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> Refusal | No
     return _invalid(
         "prompt_token_ids",
         f"token id {token} at position {position:,} is outside the vocabulary 0..{vocab_size - 1}",
-    )
-
-
-def _check_stops(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
-    outside = [token for token in sampling.stop_token_ids if not 0 <= token < vocab_size]
-    if not outside:
-        return None
-    return _invalid(
-        "sampling.stop_token_ids",
-        f"stop token id {min(outside)} is outside the vocabulary 0..{vocab_size - 1}",
     )
 
 

@@ -27,13 +27,16 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What is used where a request leaves a field unset; as it stands here: the neutral values, which change nothing."""
+    """What is used where a request leaves a field unset; by themselves the neutral values, which change nothing."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+
+NEUTRAL_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, RequestNews
-from engine_service.core.sampling import SamplingDefaults, SamplingParams
+from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
 
 _PLAIN_FIELDS = 3  # of a RequestNews without log probabilities
@@ -61,7 +61,7 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     max_num_requests: int
-    default_sampling: SamplingDefaults = SamplingDefaults()
+    default_sampling: SamplingDefaults = NEUTRAL_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 from engine_service.api.parse import EngineRequest, parse_token_request
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Refusal, RefusalCode
-from engine_service.core.sampling import SamplingParams
+from engine_service.core.sampling import ConstraintKind, SamplingDefaults, SamplingParams, StructuredOutput
 from tests.fixtures.hostile_token_requests import CASES, Case
 from tokenwire.common.v1 import sampling_pb2
 from tokenwire.engine.v1.engine_pb2 import TokenRequest
@@ -69,6 +69,62 @@ def test_explicit_values_are_used_as_given() -> None:
     assert request == EngineRequest(
         "r", (1,), SamplingParams(9, 0, 2, 0.0, 5, 0.5, 0.25, frozenset({4, 8}), True), None, "s"
     )
+
+
+def test_explicit_token_rules_and_outputs_are_used_as_given() -> None:
+    sampling = sampling_pb2.SamplingParams(
+        max_tokens=9,
+        seed=1,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={9: 1.5, 3: -100.0},
+        allowed_token_ids=[3, 9, 9, 4],
+        banned_token_ids=[4],
+        bad_words=[sampling_pb2.TokenSequence(token_ids=[9, 3]), sampling_pb2.TokenSequence(token_ids=[9, 3])],
+        logprobs=0,
+        prompt_logprobs=5,
+        n=3,
+        structured_output=sampling_pb2.StructuredOutput(choice=sampling_pb2.Choices(values=["a", "é"])),
+    )
+    request = served(prompt_token_ids=[1], sampling=sampling, priority=-7)
+    assert (request.samples, request.priority) == (3, -7)
+    assert request.sampling == SamplingParams(
+        max_tokens=9,
+        seed=1,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=((3, -100.0), (9, 1.5)),
+        allowed_token_ids=frozenset({3, 4, 9}),
+        banned_token_ids=frozenset({4}),
+        bad_words=((9, 3),),
+        logprobs=0,
+        prompt_logprobs=5,
+        structured_output=StructuredOutput(ConstraintKind.CHOICE, '["a", "é"]'),
+    )
+
+
+def test_unset_fields_get_the_models_defaults_and_set_ones_do_not() -> None:
+    """B091: request > generation_config > neutral; an explicit neutral value is not unset."""
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
+
+    def sampling_of(message: sampling_pb2.SamplingParams) -> SamplingParams:
+        request = parse_token_request(
+            TokenRequest(prompt_token_ids=[1], sampling=message),
+            LIMITS,
+            call_timeout_s=None,
+            draw_seed=lambda: 77,
+            draw_name=lambda: "drawn",
+            defaults=defaults,
+        )
+        assert isinstance(request, EngineRequest)
+        return request.sampling
+
+    unset = sampling_of(sampling_pb2.SamplingParams())
+    assert unset == SamplingParams(511, 77, 0, 0.6, 20, 0.9, 0.1, repetition_penalty=1.1)
+    explicit = sampling_pb2.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    assert sampling_of(explicit) == SamplingParams(511, 77, 0, 0.0)
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(-1, 0), (0, 0), (1, 1), (511, 511), (512, 0), (2**63 - 1, 0)])
