@@ -31,12 +31,12 @@ from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.router import Router
 from tokenizer_service.sessions.admission import Admission
+from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
 from tokenizer_service.sessions.encode_pool import EncodePool
 from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.prompt_text import PromptEncoder
 from tokenizer_service.sessions.session import ReadLimits
 from tokenizer_service.sessions.text_service import TextService
-from tokenizer_service.sessions.validation import MAX_MESSAGES
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.prompt import ChatLimits
 
@@ -107,6 +107,7 @@ class TokenizerApp:
             model_name=self._settings.model_name,
             fingerprint=self._model.fingerprint,
             new_id=lambda: str(uuid.UUID(int=self._dice.getrandbits(128), version=4)),
+            allow_chat_template=self._settings.allow_chat_template_override,
         )
 
     async def start(self) -> None:

@@ -1,7 +1,6 @@
 """The tokenizer service and its engine replicas: matching, losing, finding again, sharing work."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -20,7 +19,7 @@ from tests.fixtures.tokenizer_app import (
     running,
 )
 from tokenizer_service.api.grpc_service import SERVICE_NAME
-from tokenizer_service.engines.messages import EngineFinish, SamplingOptions, TokenSubmission
+from tokenizer_service.engines.messages import SamplingOptions, TokenNews, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -98,7 +97,7 @@ class _BrokenSink:
     def __init__(self) -> None:
         self.num_lost = 0
 
-    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
+    def on_news(self, news: TokenNews) -> None:
         raise RuntimeError("a bug of ours")
 
     def on_lost(self, refusal: Refusal) -> None:

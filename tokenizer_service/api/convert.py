@@ -1,14 +1,15 @@
-"""Between the clients' protobuf messages and the plain data of this service.
+"""From the clients' protobuf messages to the plain data of this service.
 
-Must not know: how requests are served.
+Must not know: how requests are served, which values are good. What a message can say and plain data cannot (an
+empty choice) is kept as a violation of the draft.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from tokenizer_service.engines.messages import FinishReason, ModelInfo, SamplingOptions
 from tokenizer_service.engines.refusal import Violation
-from tokenizer_service.sessions.events import Completed, TextDelta
+from tokenizer_service.engines.sampling_wire import sampling_options
+from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 from tokenizer_service.sessions.request import (
     ConversationPrompt,
     GenerationOptions,
@@ -17,19 +18,24 @@ from tokenizer_service.sessions.request import (
     RequestDraft,
     TextPrompt,
 )
-from tokenizer_service.sessions.validation import MAX_MESSAGES
-from tokenizer_service.text.messages import Message
-from tokenwire.common.v1 import outcome_pb2, sampling_pb2
+from tokenizer_service.text.messages import Message, NamedTool, Tool, ToolCall, ToolChoice, ToolMode
+from tokenwire.common.v1 import sampling_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2
 
-StreamResponse: TypeAlias = tokenizer_pb2.GenerateResponse | tokenizer_pb2.ChatResponse
-
-_REASONS = {
-    FinishReason.STOP: outcome_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: outcome_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: outcome_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: outcome_pb2.FINISH_REASON_ERROR,
+_Switched: TypeAlias = (
+    tokenizer_pb2.GenerateRequest
+    | tokenizer_pb2.ChatRequest
+    | tokenizer_pb2.TokenizeRequest
+    | tokenizer_pb2.Conversation
+    | tokenizer_pb2.DetokenizeRequest
+    | tokenizer_pb2.GenerationOptions
+)
+_TOOL_MODES = {
+    tokenizer_pb2.ToolChoice.MODE_AUTO: ToolMode.AUTO,
+    tokenizer_pb2.ToolChoice.MODE_NONE: ToolMode.NONE,
+    tokenizer_pb2.ToolChoice.MODE_REQUIRED: ToolMode.REQUIRED,
 }
+_CONSTRAINTS = "json_schema, json_object, regex, grammar and choice"
 
 
 def generate_draft(request: tokenizer_pb2.GenerateRequest) -> RequestDraft:
@@ -41,6 +47,7 @@ def generate_draft(request: tokenizer_pb2.GenerateRequest) -> RequestDraft:
         case "token_ids":
             prompt = IdsPrompt(tuple(request.token_ids.ids))
             misplaced = misplaced_special_tokens(request, "token_ids")
+    misplaced += tuple(_unsayable(request.options))
     return RequestDraft(request.model, request.request_id, prompt, _options(request.options), misplaced)
 
 
@@ -54,8 +61,14 @@ def misplaced_special_tokens(
 
 
 def chat_draft(request: tokenizer_pb2.ChatRequest) -> RequestDraft:
-    prompt = _conversation(request.messages, _unless_unset(request, "add_generation_prompt", True))
-    return RequestDraft(request.model, request.request_id, prompt, _options(request.options))
+    choice: ToolChoice | None = None
+    misplaced = list(_unsayable(request.options))
+    if request.HasField("tool_choice"):
+        choice = _tool_choice(request.tool_choice)
+        if choice is None:
+            misplaced.append(Violation("tool_choice", "nothing is chosen: set mode (auto, none or required) or name"))
+    prompt = _conversation(request, choice)
+    return RequestDraft(request.model, request.request_id, prompt, _options(request.options), tuple(misplaced))
 
 
 def tokenize_prompt(request: tokenizer_pb2.TokenizeRequest) -> Prompt | None:
@@ -64,9 +77,7 @@ def tokenize_prompt(request: tokenizer_pb2.TokenizeRequest) -> Prompt | None:
         case "text":
             return TextPrompt(request.text, _unless_unset(request, "add_special_tokens", True))
         case "conversation":
-            conversation = request.conversation
-            opens_turn = _unless_unset(conversation, "add_generation_prompt", True)
-            return _conversation(conversation.messages, opens_turn)
+            return _conversation(request.conversation, None)
     return None
 
 
@@ -74,78 +85,73 @@ def skips_special_tokens(request: tokenizer_pb2.DetokenizeRequest) -> bool:
     return _unless_unset(request, "skip_special_tokens", True)
 
 
-def _unless_unset(
-    message: "tokenizer_pb2.GenerateRequest | tokenizer_pb2.ChatRequest | tokenizer_pb2.TokenizeRequest"
-    " | tokenizer_pb2.Conversation | tokenizer_pb2.DetokenizeRequest | tokenizer_pb2.GenerationOptions",
-    field: str,
-    default: bool,
-) -> bool:
+def _unless_unset(message: _Switched, field: str, default: bool) -> bool:
     return bool(getattr(message, field)) if message.HasField(field) else default  # type: ignore[arg-type]
 
 
-def _conversation(messages: Sequence[tokenizer_pb2.ChatMessage], add_generation_prompt: bool) -> ConversationPrompt:
-    """Of a hostile number of messages only those are copied that may be served."""
-    kept = tuple(Message(message.role, message.content) for message in messages[:MAX_MESSAGES])
-    return ConversationPrompt(kept, len(messages), add_generation_prompt)
+def _conversation(
+    request: tokenizer_pb2.ChatRequest | tokenizer_pb2.Conversation, choice: ToolChoice | None
+) -> ConversationPrompt:
+    """Of a hostile number of messages or tools only those are copied that may be served, and one more."""
+    continues = _unless_unset(request, "continue_final_message", False)
+    return ConversationPrompt(
+        messages=tuple(_message(message) for message in request.messages[:MAX_MESSAGES]),
+        num_messages=len(request.messages),
+        add_generation_prompt=_unless_unset(request, "add_generation_prompt", not continues),
+        tools=tuple(_tool(tool) for tool in request.tools[: MAX_TOOLS + 1]),
+        tool_choice=choice,
+        continue_final_message=continues,
+        chat_template=request.chat_template if request.HasField("chat_template") else None,
+    )
+
+
+def _message(message: tokenizer_pb2.ChatMessage) -> Message:
+    calls: Sequence[tokenizer_pb2.ToolCall] = message.tool_calls
+    return Message(
+        role=message.role,
+        content=message.content,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in calls[: MAX_TOOL_CALLS + 1]),
+        tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
+        name=message.name if message.HasField("name") else None,
+    )
+
+
+def _tool(tool: tokenizer_pb2.Tool) -> Tool:
+    return Tool(
+        name=tool.name,
+        description=tool.description if tool.HasField("description") else None,
+        parameters=tool.parameters if tool.HasField("parameters") else None,
+    )
+
+
+def _tool_choice(choice: tokenizer_pb2.ToolChoice) -> ToolChoice | None:
+    """None for a choice that says nothing, or nothing known."""
+    match choice.WhichOneof("choice"):
+        case "mode":
+            return _TOOL_MODES.get(choice.mode)
+        case "name":
+            return NamedTool(choice.name)
+    return None
 
 
 def _options(options: tokenizer_pb2.GenerationOptions) -> GenerationOptions:
     return GenerationOptions(
-        sampling=_sampling(options.sampling),
+        sampling=sampling_options(options.sampling),
         stops=tuple(options.stop),
         include_stop=_unless_unset(options, "include_stop_str_in_output", False),
         skip_special_tokens=_unless_unset(options, "skip_special_tokens", True),
         cache_salt=options.cache_salt if options.HasField("cache_salt") else None,
+        priority=options.priority if options.HasField("priority") else None,
     )
 
 
-def _sampling(params: sampling_pb2.SamplingParams) -> SamplingOptions:
-    return SamplingOptions(
-        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
-        min_tokens=params.min_tokens if params.HasField("min_tokens") else None,
-        temperature=params.temperature if params.HasField("temperature") else None,
-        top_k=params.top_k if params.HasField("top_k") else None,
-        top_p=params.top_p if params.HasField("top_p") else None,
-        min_p=params.min_p if params.HasField("min_p") else None,
-        seed=params.seed if params.HasField("seed") else None,
-        stop_token_ids=tuple(params.stop_token_ids),
-        ignore_eos=params.ignore_eos if params.HasField("ignore_eos") else None,
-    )
-
-
-def delta_response(kind: type[StreamResponse], delta: TextDelta) -> StreamResponse:
-    return kind(text=delta.text, token_ids=delta.token_ids)
-
-
-def last_response(kind: type[StreamResponse], request_id: str, end: Completed) -> StreamResponse:
-    completion = tokenizer_pb2.Completion(
-        request_id=request_id,
-        finish_reason=_REASONS[end.reason],
-        usage=outcome_pb2.Usage(
-            prompt_tokens=end.usage.prompt_tokens,
-            completion_tokens=end.usage.completion_tokens,
-            cached_tokens=end.usage.cached_tokens,
-        ),
-        seed=end.seed,
-    )
-    if end.stop_string is not None:
-        completion.stop_string = end.stop_string
-    elif end.stop_token_id is not None:
-        completion.stop_token_id = end.stop_token_id
-    return kind(completion=completion)
-
-
-def model_message(
-    name: str, model: ModelInfo | None, *, vocab_size: int, fingerprint: str, connected: int
-) -> tokenizer_pb2.Model:
-    """`model` is None while no engine is connected: then only our side is known."""
-    if model is None:
-        return tokenizer_pb2.Model(name=name, vocab_size=vocab_size, tokenizer_fingerprint=fingerprint)
-    return tokenizer_pb2.Model(
-        name=name,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=sorted(model.eos_token_ids),
-        tokenizer_fingerprint=model.tokenizer_fingerprint,
-        connected_engines=connected,
-    )
+def _unsayable(options: tokenizer_pb2.GenerationOptions) -> Iterator[Violation]:
+    params: sampling_pb2.SamplingParams = options.sampling
+    if not params.HasField("structured_output"):
+        return
+    output, path = params.structured_output, "options.sampling.structured_output"
+    match output.WhichOneof("constraint"):
+        case None:
+            yield Violation(path, f"no constraint is given: set one of {_CONSTRAINTS}")
+        case "json_object" if not output.json_object:
+            yield Violation(f"{path}.json_object", "is false; leave structured_output unset for free text")

@@ -13,18 +13,16 @@ import grpc
 from service_runtime.wire import Malformed, request_parser
 from tokenizer_service.api.calls import Call, CallRunner, ClientGone
 from tokenizer_service.api.convert import (
-    StreamResponse,
     chat_draft,
-    delta_response,
     generate_draft,
-    last_response,
     misplaced_special_tokens,
-    model_message,
     skips_special_tokens,
     tokenize_prompt,
 )
+from tokenizer_service.api.responses import StreamResponse, delta_response, last_response, model_message
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid, invalid_field
 from tokenizer_service.engines.router import no_engine
+from tokenizer_service.sessions.conversation_rules import conversation_violations
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
 from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.request import ConversationPrompt, RequestDraft, TextRequest
@@ -33,7 +31,6 @@ from tokenizer_service.sessions.validation import (
     MAX_VIOLATIONS,
     RequestRules,
     check_model,
-    conversation_violations,
     validate_request,
 )
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
@@ -45,7 +42,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerServicer:
-    """The methods of TokenizerService. `model_name` is the only one served; `new_id` makes request ids."""
+    """The methods of TokenizerService. `model_name` is the only one served; `new_id` makes request ids.
+
+    `allow_chat_template`: a request may bring its own.
+    """
 
     runner: CallRunner
     texts: TextService
@@ -53,6 +53,7 @@ class TokenizerServicer:
     model_name: str
     fingerprint: str
     new_id: Callable[[], str]
+    allow_chat_template: bool = False
 
     async def generate(self, request: pb.GenerateRequest | Malformed, context: Context) -> None:
         serve = partial(self._stream, context, generate_draft, pb.GenerateResponse)
@@ -95,7 +96,7 @@ class TokenizerServicer:
         model = self.texts.router.model()
         if model is None:
             return check_model(draft.model, self.model_name) or no_engine()
-        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len)
+        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
         return validate_request(draft, rules, new_id=self.new_id(), deadline=call.deadline)
 
     async def _deliver(
@@ -105,17 +106,19 @@ class TokenizerServicer:
         if isinstance(session, Refusal):
             return session
         call.prompt_tokens = session.prompt_tokens
+        running = session.num_samples
         with self.sessions.keep(session):
-            while True:
+            while running:
                 match await session.next_event():
                     case TextDelta() as delta:
                         await _write(context, delta_response(kind, delta))
                     case Completed() as end:
-                        call.end = end
+                        running -= 1
+                        call.on_completed(end)
                         await _write(context, last_response(kind, request.request_id, end))
-                        return None
                     case Failed(refusal):
                         return refusal
+        return None
 
     async def _tokenize(self, request: pb.TokenizeRequest, _call: Call) -> bytes | Refusal:
         refusal = check_model(request.model, self.model_name)
@@ -127,7 +130,7 @@ class TokenizerServicer:
         if isinstance(prompt, ConversationPrompt):
             violations = (
                 *misplaced_special_tokens(request, "conversation"),
-                *conversation_violations("conversation.messages", prompt),
+                *conversation_violations(prompt, allow_chat_template=self.allow_chat_template, prefix="conversation."),
             )
             if violations:
                 return invalid(violations[:MAX_VIOLATIONS])
@@ -181,7 +184,7 @@ def _rename_fields(refusal: Refusal) -> Refusal:
 
 
 def _renamed(field: str) -> str:
-    return f"conversation.{field}" if field.startswith("messages") else field
+    return field if field == "text" else f"conversation.{field}"
 
 
 def add_to_server(servicer: TokenizerServicer, server: grpc.aio.Server) -> None:

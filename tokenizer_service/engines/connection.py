@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from service_runtime.grpc_server import channel_options
-from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message
+from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, token_news
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import ModelInfo, TokenSink, TokenStream, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
@@ -37,11 +37,32 @@ class ConnectionLimits:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that the engine has and whose last word has not come. `work_left` in tokens."""
+    """A request that the engine has and whose last word has not come.
+
+    Work in tokens: `prompt_work` once, `sample_work` of each sample. `unfinished`: the samples that go on.
+    """
 
     sink: TokenSink
     prompt_work: int
-    completion_work: int
+    sample_work: list[int]
+    unfinished: set[int]
+
+    def work(self) -> int:
+        return self.prompt_work + sum(self.sample_work)
+
+    def progress(self, index: int, num_tokens: int) -> int:
+        """Takes note of new tokens; the work that they were."""
+        left = self.sample_work[index]
+        done = self.prompt_work + min(num_tokens, left)
+        self.sample_work[index] = left - min(num_tokens, left)
+        self.prompt_work = 0
+        return done
+
+    def finish(self, index: int) -> int:
+        """A sample has ended; the work that it leaves undone."""
+        self.unfinished.discard(index)
+        left, self.sample_work[index] = self.sample_work[index], 0
+        return left
 
 
 @dataclass(slots=True)
@@ -63,7 +84,7 @@ class EngineConnection:
     _next_handle: int = 1
     _live: dict[int, _Live] = field(default_factory=dict)
     _submits: OrderedDict[int, TokenSubmission] = field(default_factory=OrderedDict)
-    _cancels: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _cancels: OrderedDict[tuple[int, int | None], None] = field(default_factory=OrderedDict)
     _has_commands: asyncio.Event = field(default_factory=asyncio.Event)
     _last_complaint: str = ""
 
@@ -160,28 +181,27 @@ class EngineConnection:
                 self._has_commands.clear()
                 while self._cancels or self._submits:
                     if self._cancels:
-                        await call.write(cancel_message(self._cancels.popitem(last=False)[0]))
+                        await call.write(cancel_message(*self._cancels.popitem(last=False)[0]))
                     if self._submits:
                         handle, submission = self._submits.popitem(last=False)
                         await call.write(submit_message(handle, submission, loop.time()))
 
     def _dispatch(self, step: engine_pb2.StepOutputs) -> None:
         for output in step.outputs:
-            live = self._live.get(output.handle)
-            if live is None:
+            handle, index = output.handle, output.index
+            live = self._live.get(handle)
+            if live is None or index not in live.unfinished:
                 continue  # closed on our side; the engine did not know yet
-            finish = engine_finish(output.finish) if output.HasField("finish") else None
-            self._note_progress(live, len(output.token_ids))
-            if finish is not None:
-                self._forget(output.handle)
-            live.sink.on_news(output.token_ids, finish)
-
-    def _note_progress(self, live: _Live, num_tokens: int) -> None:
-        if num_tokens:
-            done = live.prompt_work + min(num_tokens, live.completion_work)
-            live.completion_work -= min(num_tokens, live.completion_work)
-            live.prompt_work = 0
-            self.outstanding_tokens -= done
+            num_tokens = len(output.token_ids)
+            if num_tokens:
+                self.outstanding_tokens -= live.progress(index, num_tokens)
+            finish = None
+            if output.HasField("finish"):
+                finish = engine_finish(output.finish)
+                self.outstanding_tokens -= live.finish(index)
+                if not live.unfinished:
+                    self._forget(handle)
+            live.sink.on_news(token_news(output, finish))
 
     def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
@@ -197,24 +217,24 @@ class EngineConnection:
         self._next_handle += 1
         prompt = len(submission.token_ids)
         room = max(0, self.model.max_model_len - prompt)
-        limit = submission.sampling.max_tokens
-        live = _Live(sink, prompt, room if limit is None else min(limit, room))
+        limit, samples = submission.sampling.max_tokens, submission.sampling.num_samples
+        live = _Live(sink, prompt, [room if limit is None else min(limit, room)] * samples, set(range(samples)))
         self._live[handle] = live
-        self.outstanding_tokens += live.prompt_work + live.completion_work
+        self.outstanding_tokens += live.work()
         self._submits[handle] = submission
         self._has_commands.set()
-        return _Stream(self, handle)
+        return _Stream(self, handle, samples)
 
-    def cancel(self, handle: int) -> None:
-        """Asks the engine to end a live request; one that was not sent yet never is."""
+    def cancel(self, handle: int, index: int | None) -> None:
+        """Asks the engine to end a live request, or one sample of it; one that was not sent yet never is."""
         live = self._live.get(handle)
-        if live is None:
+        if live is None or (index is not None and index not in live.unfinished):
             return
         if self._submits.pop(handle, None) is not None:
             self._forget(handle)
             live.sink.on_lost(Refusal(RefusalCode.CANCELLED, "the request was cancelled before it started"))
             return
-        self._cancels[handle] = None
+        self._cancels[handle, index] = None
         self._has_commands.set()
 
     def forget(self, handle: int) -> None:
@@ -222,8 +242,7 @@ class EngineConnection:
             self._forget(handle)
 
     def _forget(self, handle: int) -> None:
-        live = self._live.pop(handle)
-        self.outstanding_tokens -= live.prompt_work + live.completion_work
+        self.outstanding_tokens -= self._live.pop(handle).work()
 
     def _disconnect(self) -> bool:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
@@ -249,12 +268,17 @@ class _Stream:
 
     connection: EngineConnection
     handle: int
-    is_cancelled: bool = False
+    num_samples: int
+    cancelled: set[int] = field(default_factory=set)
 
-    def cancel(self) -> None:
-        if not self.is_cancelled:
-            self.is_cancelled = True
-            self.connection.cancel(self.handle)
+    def cancel(self, index: int | None = None) -> None:
+        if self.num_samples == 1:
+            index = None  # the one sample is all
+        new = set(range(self.num_samples)) if index is None else {index}
+        if new <= self.cancelled:
+            return
+        self.cancelled |= new
+        self.connection.cancel(self.handle, index)
 
     def close(self) -> None:
         self.cancel()

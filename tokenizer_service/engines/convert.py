@@ -3,16 +3,20 @@
 Must not know: sessions, text.
 """
 
+from collections.abc import Iterable
+
 from tokenizer_service.engines.messages import (
     EngineFinish,
     FinishReason,
     ModelInfo,
-    SamplingOptions,
+    PositionLogprobs,
+    TokenNews,
     TokenSubmission,
     Usage,
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation
-from tokenwire.common.v1 import outcome_pb2, sampling_pb2
+from tokenizer_service.engines.sampling_wire import fill_sampling, sampling_options
+from tokenwire.common.v1 import logprobs_pb2, outcome_pb2
 from tokenwire.engine.v1 import engine_pb2
 
 _REASONS = {
@@ -21,21 +25,12 @@ _REASONS = {
     outcome_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
     outcome_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
 }
-_OPTIONAL_SAMPLING = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "ignore_eos",
-)
 # Where the engine's field names differ from the ones our clients know.
 _CLIENT_FIELDS = (
     ("prompt_token_ids", "prompt"),
     ("sampling", "options.sampling"),
     ("cache_salt", "options.cache_salt"),
+    ("priority", "options.priority"),
 )
 
 
@@ -46,25 +41,20 @@ def submit_message(handle: int, submission: TokenSubmission, now: float) -> engi
     request = message.submit.request
     request.request_id = submission.request_id
     request.prompt_token_ids.extend(submission.token_ids)
-    request.sampling.CopyFrom(_sampling_message(submission.sampling))
+    request.sampling.SetInParent()
+    fill_sampling(request.sampling, submission.sampling)
     if submission.deadline is not None:
         request.timeout.FromNanoseconds(max(0, int((submission.deadline - now) * 1e9)))
     if submission.cache_salt is not None:
         request.cache_salt = submission.cache_salt
+    if submission.priority is not None:
+        request.priority = submission.priority
     return message
 
 
-def cancel_message(handle: int) -> engine_pb2.SessionRequest:
-    return engine_pb2.SessionRequest(cancel=engine_pb2.CancelRequest(handle=handle))
-
-
-def _sampling_message(options: SamplingOptions) -> sampling_pb2.SamplingParams:
-    message = sampling_pb2.SamplingParams(stop_token_ids=options.stop_token_ids)
-    for name in _OPTIONAL_SAMPLING:
-        value = getattr(options, name)
-        if value is not None:
-            setattr(message, name, value)
-    return message
+def cancel_message(handle: int, index: int | None) -> engine_pb2.SessionRequest:
+    """Ends one sample; without `index` all of them."""
+    return engine_pb2.SessionRequest(cancel=engine_pb2.CancelRequest(handle=handle, index=index))
 
 
 def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
@@ -76,6 +66,26 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
         eos_token_ids=frozenset(model.eos_token_ids),
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         engine_epoch=opened.engine_epoch,
+        default_sampling=sampling_options(model.default_sampling),
+    )
+
+
+def token_news(output: engine_pb2.RequestOutput, finish: EngineFinish | None) -> TokenNews:
+    """What is new of one sample; `finish` is the message's own, read already."""
+    logprobs, prompt = output.logprobs, output.prompt_logprobs
+    if not logprobs and not prompt:
+        return TokenNews(output.index, output.token_ids, finish)
+    return TokenNews(output.index, output.token_ids, finish, _logprobs(logprobs), _logprobs(prompt))
+
+
+def _logprobs(positions: Iterable[logprobs_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:
+    return tuple(
+        PositionLogprobs(
+            (position.token.token_id, position.token.logprob) if position.HasField("token") else None,
+            position.rank,
+            tuple([(each.token_id, each.logprob) for each in position.top]),
+        )
+        for position in positions
     )
 
 

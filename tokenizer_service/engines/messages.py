@@ -6,7 +6,7 @@ Must not know: grpc, protobuf, text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizer_service.engines.refusal import Refusal
 
@@ -91,7 +91,10 @@ class TokenSubmission:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What an engine says of its model when a session opens. Lengths in tokens."""
+    """What an engine says of its model when a session opens. Lengths in tokens.
+
+    `default_sampling` is used where a request leaves a field unset.
+    """
 
     name: str
     vocab_size: int
@@ -99,6 +102,7 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     tokenizer_fingerprint: str
     engine_epoch: str
+    default_sampling: SamplingOptions = SamplingOptions()
 
 
 class FinishReason(Enum):
@@ -127,8 +131,7 @@ class EngineFinish:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
+class PositionLogprobs(NamedTuple):
     """Natural log probabilities at one position, by the model's own logits.
 
     `token` is (id, log probability) of the token there, None for the first prompt token; `rank` is 1 for the
@@ -140,11 +143,10 @@ class PositionLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenNews:
+class TokenNews(NamedTuple):
     """What is new of one sample (`index` of n). The log probabilities are empty unless asked for."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     token_ids: Sequence[int]
     finish: EngineFinish | None = None
     logprobs: Sequence[PositionLogprobs] = ()
@@ -154,7 +156,7 @@ class TokenNews:
 class TokenSink(Protocol):
     """Takes the news of one generation. Called on the event loop; must return at once and never raise."""
 
-    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None: ...
+    def on_news(self, news: TokenNews) -> None: ...
 
     def on_lost(self, refusal: Refusal) -> None:
         """The engine is gone: no news will come any more."""
@@ -163,8 +165,8 @@ class TokenSink(Protocol):
 class TokenStream(Protocol):
     """The sender's hold on a generation that an engine has taken."""
 
-    def cancel(self) -> None:
-        """Tells the engine to stop, once; the engine's last word may still come."""
+    def cancel(self, index: int | None = None) -> None:
+        """Tells the engine, once, to stop one sample (None: all); the engine's last word may still come."""
 
     def close(self) -> None:
         """Cancels if it still runs, and asks for no more news."""

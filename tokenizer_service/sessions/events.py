@@ -39,7 +39,7 @@ class TextDelta(NamedTuple):
 
     text: str
     token_ids: tuple[int, ...]
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     logprobs: tuple[TextPositionLogprobs, ...] = ()
     prompt_logprobs: tuple[TextPositionLogprobs, ...] = ()
     tool_calls: tuple[ToolCallDelta, ...] = ()

@@ -88,6 +88,10 @@ class PromptEncoder:
         except TextError as error:
             raise PromptRefused(_refusal(error)) from error
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes (see TextTokenizer)."""
+        return self._tokenizer.token_bytes(token_id)
+
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         return self._tokenizer.new_detokenizer(prompt_ids, skip_special_tokens)
 

@@ -11,17 +11,18 @@ from typing import Protocol
 
 import structlog
 
-from tokenizer_service.engines.messages import EngineFinish, FinishReason, TokenSink, TokenStream, Usage
+from tokenizer_service.engines.messages import FinishReason, TokenNews, TokenSink, TokenStream, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
 from tokenizer_service.sessions.assembler import TextAssembler
-from tokenizer_service.sessions.events import Completed, Failed, TextDelta, TextEvent
+from tokenizer_service.sessions.events import Completed, Failed, TextEvent
+from tokenizer_service.sessions.sample import Sample, TokenBytes
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What a reader may leave unread.
+    """What a reader may leave unread, all samples together; a reported alternative of a token counts as one.
 
     `last_word_timeout_s`: how long to wait for the engine's last word after a stop string, since only the
     engine knows how much of the prompt was cached.
@@ -34,7 +35,10 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What a session needs to know of its request; `deadline` in seconds of the event loop's clock."""
+    """What a session needs to know of its request; `deadline` in seconds of the event loop's clock.
+
+    `seed` is that of the first sample.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -47,38 +51,57 @@ class SessionFacts:
 class SessionObserver(Protocol):
     """Told about progress, for metrics."""
 
-    def on_tokens(self, num_tokens: int) -> None: ...
+    def on_tokens(self, num_tokens: int, index: int) -> None:
+        """New tokens of the sample `index`."""
 
     def on_stop_string(self) -> None: ...
 
 
 class TextSession:
-    """A TokenSink for the engine's side; events for the one reader, the last one Completed or Failed.
+    """A TokenSink for the engine's side; events for the one reader.
 
-    The reader must call `close`, which cancels in the engine whatever still runs.
+    The events are the deltas of all samples, each with its `index`, and one Completed after the last delta of
+    each sample; or, from some point on, one Failed for all. The reader must call `close`, which cancels in the
+    engine whatever still runs.
     """
 
     def __init__(
-        self, facts: SessionFacts, assembler: TextAssembler, limits: ReadLimits, observer: SessionObserver
+        self,
+        facts: SessionFacts,
+        assemblers: Sequence[TextAssembler],
+        limits: ReadLimits,
+        observer: SessionObserver,
+        token_bytes: TokenBytes,
     ) -> None:
+        """One of `assemblers` for each sample."""
         self._facts = facts
-        self._assembler = assembler
+        self._samples = [
+            Sample(index, assembler, include_stop=facts.include_stop) for index, assembler in enumerate(assemblers)
+        ]
+        self._num_running = len(self._samples)
         self._limits = limits
         self._observer = observer
+        self._token_bytes = token_bytes
         self._stream: TokenStream | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._text: list[str] = []
+        self._unread_tokens = 0
         self._unread_chars = 0
-        self._token_ids: list[int] = []
-        self._tokens_received = 0
-        self._stop_string: str | None = None
-        self._end: Completed | Failed | None = None
+        self._readable: dict[int, None] = {}  # samples with something to read, in the order of its arrival
+        self._failure: Failed | None = None
         self._is_closed = False
         self._news = asyncio.Event()
 
     @property
     def prompt_tokens(self) -> int:
         return self._facts.prompt_tokens
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._samples)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_running == 0 or self._failure is not None
 
     def start(self, submit: Callable[[TokenSink], TokenStream | Refusal]) -> Refusal | None:
         """Hands the request to an engine through `submit`; the refusal if it is not taken."""
@@ -91,15 +114,16 @@ class TextSession:
             self._timers.append(loop.call_at(self._facts.deadline, self.fail, deadline_passed()))
         return None
 
-    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
-        if self._end is not None:
+    def on_news(self, news: TokenNews) -> None:
+        sample = self._samples[news.index]
+        if self._failure is not None or sample.end is not None:
             return
-        if self._stop_string is not None:
-            if finish is not None:
-                self._complete_stop(finish.usage.cached_tokens)
+        if sample.stop_string is not None:
+            if news.finish is not None:
+                self._complete_stop(sample, news.finish.usage.cached_tokens)
             return
         try:
-            self._take(token_ids, finish)
+            self._take(sample, news)
         except Exception:
             # This request's failure alone: the loop that calls us serves all the others.
             _log.exception("detokenizing_failed", request_id=self._facts.request_id)
@@ -107,15 +131,15 @@ class TextSession:
         self._news.set()
 
     def on_lost(self, refusal: Refusal) -> None:
-        if self._stop_string is not None:
-            self._complete_stop(0)
-        else:
-            self.fail(refusal)
+        for sample in self._samples:
+            if sample.stop_string is not None:
+                self._complete_stop(sample, 0)
+        self.fail(refusal)
 
     def fail(self, refusal: Refusal) -> None:
         """Ends the session unless it has ended, also in the engine. Unread text stays readable."""
-        if self._end is None:
-            self._end = Failed(refusal)
+        if not self._is_over:
+            self._failure = Failed(refusal)
             self._release()
 
     def close(self) -> None:
@@ -125,90 +149,93 @@ class TextSession:
         self._release()
 
     async def next_event(self) -> TextEvent:
-        """Waits for news. After Completed or Failed do not call it again."""
-        while not (self._text or self._token_ids or self._end):
+        """Waits for news. After Failed, or one Completed of each sample, do not call it again."""
+        while True:
+            event = self._unread_event() if self._readable else None
+            event = event or self._failure
+            if event is not None:
+                return event
             self._news.clear()
             await self._news.wait()
-        if self._text or self._token_ids:
-            delta = TextDelta("".join(self._text), tuple(self._token_ids))
-            self._drop_unread()
-            return delta
-        assert self._end is not None
-        return self._end
 
-    def _take(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
-        before = self._tokens_received
-        visible = self._visible(token_ids, finish)
-        made = self._assembler.add(visible)
-        if made.stop_string is None:
-            used = len(token_ids)
-            rest = self._assembler.finish() if finish is not None else None
-            text = made.text + rest.text if rest else made.text
-            stop = rest.stop_string if rest else None
-        else:
-            used, text, stop = made.tokens_used, made.text, made.stop_string
-        self._tokens_received = before + used
-        self._keep(text, token_ids[:used])
-        if stop is not None:
-            self._found_stop(stop, finish)
-        elif finish is not None:
-            self._finish(finish)
+    def _unread_event(self) -> TextEvent | None:
+        """The news of the sample that has waited longest, or its end after them."""
+        index = next(iter(self._readable))
+        sample = self._samples[index]
+        if not sample.has_unread():
+            del self._readable[index]
+            return sample.end
+        self._unread_tokens -= sample.unread_tokens
+        self._unread_chars -= sample.unread_chars
+        delta = sample.read(self._token_bytes)
+        self._unread_tokens += sample.unread_tokens
+        self._unread_chars += sample.unread_chars
+        if sample.end is None and not sample.has_unread():
+            del self._readable[index]
+        return delta
+
+    def _take(self, sample: Sample, news: TokenNews) -> None:
+        tokens, chars = sample.unread_tokens, sample.unread_chars
+        used = sample.take(news)
+        self._unread_tokens += sample.unread_tokens - tokens
+        self._unread_chars += sample.unread_chars - chars
+        if sample.has_unread():
+            self._readable[sample.index] = None
+        if used:
+            self._observer.on_tokens(used, sample.index)
+        if sample.stop_string is not None:
+            self._found_stop(sample, news)
+        elif news.finish is not None:
+            self._finish(sample, news)
         else:
             self._check_unread()
 
-    def _visible(self, token_ids: Sequence[int], finish: EngineFinish | None) -> Sequence[int]:
-        """A stop token is not shown unless asked for."""
-        if finish is None or finish.stop_token_id is None or self._facts.include_stop:
-            return token_ids
-        hides = len(token_ids) > 0 and token_ids[-1] == finish.stop_token_id
-        return token_ids[:-1] if hides else token_ids
-
-    def _keep(self, text: str, token_ids: Sequence[int]) -> None:
-        if text:
-            self._text.append(text)
-            self._unread_chars += len(text)
-        self._token_ids.extend(token_ids)
-        if token_ids:
-            self._observer.on_tokens(len(token_ids))
-
     def _check_unread(self) -> None:
-        tokens, chars = len(self._token_ids), self._unread_chars
+        tokens, chars = self._unread_tokens, self._unread_chars
         if tokens <= self._limits.max_unread_tokens and chars <= self._limits.max_unread_chars:
             return
-        self._drop_unread()
+        for sample in self._samples:
+            sample.drop_unread()
+        self._readable.clear()
         message = f"the reader is too slow: {tokens:,} tokens and {chars:,} characters were left unread"
         self.fail(Refusal(RefusalCode.RESOURCE_EXHAUSTED, message))
 
-    def _drop_unread(self) -> None:
-        self._text = []
-        self._token_ids = []
-        self._unread_chars = 0
-
-    def _found_stop(self, stop: str, finish: EngineFinish | None) -> None:
-        self._stop_string = stop
-        if finish is not None:
-            self._complete_stop(finish.usage.cached_tokens)
+    def _found_stop(self, sample: Sample, news: TokenNews) -> None:
+        if news.finish is not None:
+            self._complete_stop(sample, news.finish.usage.cached_tokens)
             return
         self._observer.on_stop_string()
         if self._stream is not None:
-            self._stream.cancel()
-        if self._end is None and not self._is_closed:
+            self._stream.cancel(sample.index)
+        if sample.end is None and not self._is_closed:
             loop = asyncio.get_running_loop()
-            self._timers.append(loop.call_later(self._limits.last_word_timeout_s, self._complete_stop, 0))
+            self._timers.append(loop.call_later(self._limits.last_word_timeout_s, self._complete_stop, sample, 0))
 
-    def _complete_stop(self, cached_tokens: int) -> None:
-        if self._end is None:
-            usage = Usage(self._facts.prompt_tokens, self._tokens_received, cached_tokens)
-            self._end = Completed(FinishReason.STOP, usage, self._stop_string, None, self._facts.seed)
-            self._release()
+    def _complete_stop(self, sample: Sample, cached_tokens: int) -> None:
+        usage = Usage(self._facts.prompt_tokens, sample.tokens_received, cached_tokens)
+        self._complete(sample, FinishReason.STOP, usage, None)
 
-    def _finish(self, finish: EngineFinish) -> None:
+    def _finish(self, sample: Sample, news: TokenNews) -> None:
+        finish = news.finish
+        assert finish is not None
         if finish.refusal is not None:
             self.fail(finish.refusal)
             return
         stop_id = None if finish.stop_token_id in self._facts.hidden_stop_reasons else finish.stop_token_id
-        self._end = Completed(finish.reason, finish.usage, None, stop_id, self._facts.seed)
-        self._release()
+        self._complete(sample, finish.reason, finish.usage, stop_id)
+
+    def _complete(self, sample: Sample, reason: FinishReason, usage: Usage, stop_id: int | None) -> None:
+        """Ends a sample, unless it or all have ended."""
+        if self._is_over or sample.end is not None:
+            return
+        index = sample.index
+        seed = sample_seed(self._facts.seed, index)
+        sample.end = Completed(reason, usage, sample.stop_string, stop_id, seed, index, sample.has_tool_calls)
+        self._readable[index] = None
+        self._num_running -= 1
+        if self._num_running == 0:
+            self._release()
+        self._news.set()
 
     def _release(self) -> None:
         """Nothing more is wanted from the engine; wakes the reader."""
@@ -218,3 +245,8 @@ class TextSession:
         if self._stream is not None:
             self._stream.close()
         self._news.set()
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of the sample `index`: that many more than the first one's, wrapping at int64."""
+    return (seed + index + 2**63) % 2**64 - 2**63

@@ -22,7 +22,7 @@ from tokenizer_service.engines.router import Router, no_engine
 from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.encode_pool import EncodePool
 from tokenizer_service.sessions.prompt_text import PromptEncoder, PromptRefused
-from tokenizer_service.sessions.request import IdsPrompt, Prompt, TextRequest
+from tokenizer_service.sessions.request import GenerationOptions, IdsPrompt, Prompt, TextRequest
 from tokenizer_service.sessions.session import ReadLimits, SessionFacts, SessionObserver, TextSession
 from tokenizer_service.sessions.validation import too_long
 from tokenizer_service.text.stop_strings import StopStrings
@@ -102,20 +102,26 @@ class TextService:
             hidden_stop_reasons=model.eos_token_ids - frozenset(sampling.stop_token_ids),
         )
         try:
-            detokenizer = self.encoder.new_detokenizer(token_ids, options.skip_special_tokens)
+            assemblers = [self._assembler(options, token_ids) for _ in range(sampling.num_samples)]
         except Exception:
             _log.exception("detokenizer_failed", request_id=request.request_id)
             return Refusal(RefusalCode.INTERNAL, "the tokenizer failed on this request")
-        stops = StopStrings(options.stops, include=options.include_stop) if options.stops else None
-        session = TextSession(facts, TextAssembler(detokenizer, stops), self.read_limits, observer)
+        session = TextSession(facts, assemblers, self.read_limits, observer, self.encoder.token_bytes)
         submission = TokenSubmission(
             request_id=request.request_id,
             token_ids=token_ids,
             sampling=sampling,
             deadline=request.deadline,
             cache_salt=options.cache_salt,
+            priority=options.priority,
         )
         return session.start(partial(self.router.submit, submission)) or session
+
+    def _assembler(self, options: GenerationOptions, prompt_ids: list[int]) -> TextAssembler:
+        """Of one sample."""
+        detokenizer = self.encoder.new_detokenizer(prompt_ids, options.skip_special_tokens)
+        stops = StopStrings(options.stops, include=options.include_stop) if options.stops else None
+        return TextAssembler(detokenizer, stops)
 
 
 def check_length(field: str, num_tokens: int, model: ModelInfo) -> Refusal | None:

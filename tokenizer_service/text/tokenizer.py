@@ -100,6 +100,19 @@ class TextTokenizer:
 
         return WindowDetokenizer(decode, self.vocab_size, skipped, prompt_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds inside a text; for some only a part of a character.
+
+        A special token is its own text, an id without a token has none. Of the ids of a text they are the
+        text's bytes in a row (with the space that some tokenizers put before a text).
+        """
+        if self._pieces is not None:
+            return self._pieces.rest(token_id) or b""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        text: str = self._library.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
     def library_copy(self) -> Tokenizer:
         """A second library tokenizer of the same content, free to be changed."""
         return Tokenizer.from_str(self._library.to_str())

@@ -1,6 +1,5 @@
 """Router and connection bookkeeping without sockets; converting between the wire and plain data."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tokenizer_service.engines.messages import (
     FinishReason,
     ModelInfo,
     SamplingOptions,
+    TokenNews,
     TokenSubmission,
     Usage,
 )
@@ -29,8 +29,8 @@ class Sink:
         self.news: list[tuple[list[int], EngineFinish | None]] = []
         self.lost: list[Refusal] = []
 
-    def on_news(self, token_ids: Sequence[int], finish: EngineFinish | None) -> None:
-        self.news.append((list(token_ids), finish))
+    def on_news(self, news: TokenNews) -> None:
+        self.news.append((list(news.token_ids), news.finish))
 
     def on_lost(self, refusal: Refusal) -> None:
         self.lost.append(refusal)

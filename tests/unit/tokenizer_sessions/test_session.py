@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_service.engines.messages import EngineFinish, FinishReason, TokenSink, TokenStream, Usage
+from tokenizer_service.engines.messages import EngineFinish, FinishReason, TokenNews, TokenSink, TokenStream, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
@@ -46,8 +46,8 @@ class Engine:
 
     calls: list[str] = field(default_factory=list)
 
-    def cancel(self) -> None:
-        self.calls.append("cancel")
+    def cancel(self, index: int | None = None) -> None:
+        self.calls.append("cancel" if index is None else f"cancel {index}")
 
     def close(self) -> None:
         self.calls.append("close")
@@ -58,7 +58,7 @@ class Watcher:
     tokens: int = 0
     stops: int = 0
 
-    def on_tokens(self, num_tokens: int) -> None:
+    def on_tokens(self, num_tokens: int, index: int) -> None:
         self.tokens += num_tokens
 
     def on_stop_string(self) -> None:
@@ -76,13 +76,21 @@ def started(
 ) -> tuple[TextSession, Engine, Watcher]:
     engine, watcher = Engine(), Watcher()
     assembler = TextAssembler(Letters(), StopStrings(stops, include=facts.include_stop) if stops else None)
-    session = TextSession(facts, assembler, limits, watcher)
+    session = TextSession(facts, [assembler], limits, watcher, letter)
 
     def submit(_sink: TokenSink) -> TokenStream | Refusal:
         return engine
 
     assert session.start(submit) is None
     return session, engine, watcher
+
+
+def letter(token_id: int) -> bytes:
+    return bytes([ord("a") + token_id])
+
+
+def news(token_ids: Sequence[int], finish: EngineFinish | None = None, index: int = 0) -> TokenNews:
+    return TokenNews(index, token_ids, finish)
 
 
 def finished(
@@ -105,10 +113,10 @@ async def events(session: TextSession) -> tuple[str, list[int], Completed | Fail
 
 async def test_deltas_merge_while_nobody_reads() -> None:
     session, engine, watcher = started()
-    session.on_news([0], None)
-    session.on_news([1, 2], None)
+    session.on_news(news([0]))
+    session.on_news(news([1, 2]))
     assert await session.next_event() == TextDelta("abc", (0, 1, 2))
-    session.on_news([3], finished(count=4))
+    session.on_news(news([3], finished(count=4)))
     assert await events(session) == (
         "d",
         [3],
@@ -125,7 +133,7 @@ async def test_deltas_merge_while_nobody_reads() -> None:
 async def test_stop_tokens(stop_id: int, include: bool, text: str, reported: int | None) -> None:
     """B024; a plain end of sequence (id 2 here) is no stop reason."""
     session, _, _ = started(facts=replace(FACTS, include_stop=include))
-    session.on_news([0, 1, stop_id], finished(FinishReason.STOP, 3, stop_id))
+    session.on_news(news([0, 1, stop_id], finished(FinishReason.STOP, 3, stop_id)))
     got, ids, end = await events(session)
     assert (got, ids) == (text, [0, 1, stop_id])
     assert isinstance(end, Completed)
@@ -134,9 +142,9 @@ async def test_stop_tokens(stop_id: int, include: bool, text: str, reported: int
 
 async def test_a_stop_string_cancels_before_anyone_reads() -> None:
     session, engine, watcher = started("cd")
-    session.on_news([0, 1, 2, 3, 4], None)
-    assert engine.calls == ["cancel"]
-    session.on_news([5], finished(FinishReason.ABORT, 6, cached=2))
+    session.on_news(news([0, 1, 2, 3, 4]))
+    assert engine.calls == ["cancel 0"]
+    session.on_news(news([5], finished(FinishReason.ABORT, 6, cached=2)))
     text, ids, end = await events(session)
     assert (text, ids) == ("ab", [0, 1, 2, 3])
     assert end == Completed(FinishReason.STOP, Usage(3, 4, 2), "cd", None, 9)
@@ -146,7 +154,7 @@ async def test_a_stop_string_cancels_before_anyone_reads() -> None:
 @pytest.mark.parametrize("lost", [True, False], ids=["engine lost", "engine silent"])
 async def test_a_stop_string_stands_whatever_the_engine_does_then(lost: bool) -> None:
     session, _, _ = started("b")
-    session.on_news([0, 1], None)
+    session.on_news(news([0, 1]))
     if lost:
         session.on_lost(Refusal(RefusalCode.UNAVAILABLE, "lost"))
     text, _, end = await events(session)
@@ -155,18 +163,18 @@ async def test_a_stop_string_stands_whatever_the_engine_does_then(lost: bool) ->
 
 async def test_a_stop_string_in_the_flushed_rest_counts() -> None:
     session, engine, _ = started("\ufffd")
-    session.on_news([0, 100], finished(count=2, cached=1))
+    session.on_news(news([0, 100], finished(count=2, cached=1)))
     text, ids, end = await events(session)
     assert (text, ids) == ("a", [0, 100])
     assert end == Completed(FinishReason.STOP, Usage(3, 2, 1), "\ufffd", None, 9)
-    assert "cancel" not in engine.calls
+    assert "cancel 0" not in engine.calls
 
 
 async def test_held_back_text_is_flushed_at_the_end() -> None:
     session, _, _ = started("bcd")
-    session.on_news([0, 1, 2], None)
+    session.on_news(news([0, 1, 2]))
     assert await session.next_event() == TextDelta("a", (0, 1, 2))
-    session.on_news([], finished(count=3))
+    session.on_news(news([], finished(count=3)))
     assert (await events(session))[0] == "bc"
 
 
@@ -175,9 +183,9 @@ async def test_an_unread_backlog_is_bounded_and_dropped(how: str) -> None:
     limits = replace(LIMITS, max_unread_chars=5) if how == "characters" else LIMITS
     limit = 5 if how == "characters" else 10
     session, engine, _ = started(limits=limits)
-    session.on_news([0] * limit, None)
+    session.on_news(news([0] * limit))
     assert engine.calls == []
-    session.on_news([0], None)
+    session.on_news(news([0]))
     assert engine.calls == ["close"]
     text, ids, end = await events(session)
     assert (text, ids) == ("", [])
@@ -189,8 +197,8 @@ async def test_an_unread_backlog_is_bounded_and_dropped(how: str) -> None:
 async def test_a_failing_detokenizer_ends_its_own_request() -> None:
     """B140."""
     session, engine, _ = started()
-    session.on_news([0], None)
-    session.on_news([666], None)
+    session.on_news(news([0]))
+    session.on_news(news([666]))
     text, _, end = await events(session)
     assert text == "a"
     assert isinstance(end, Failed)
@@ -202,7 +210,7 @@ async def test_a_failing_detokenizer_ends_its_own_request() -> None:
 async def test_the_deadline_cancels_in_the_engine_although_nobody_reads() -> None:
     loop = asyncio.get_running_loop()
     session, engine, _ = started(facts=replace(FACTS, deadline=loop.time() + 0.02))
-    session.on_news([0], None)
+    session.on_news(news([0]))
     text, _, end = await events(session)
     assert text == "a"
     assert isinstance(end, Failed)
@@ -213,7 +221,7 @@ async def test_the_deadline_cancels_in_the_engine_although_nobody_reads() -> Non
 async def test_nothing_comes_after_the_end() -> None:
     session, engine, watcher = started()
     session.close()
-    session.on_news([0], finished(count=1))
+    session.on_news(news([0], finished(count=1)))
     session.on_lost(Refusal(RefusalCode.UNAVAILABLE, "lost"))
     text, _, end = await events(session)
     assert text == ""
@@ -240,9 +248,9 @@ def test_the_result_depends_on_no_split_into_messages(
         for token_id, cut in zip(tokens, cuts, strict=False):
             part.append(token_id)
             if cut:
-                session.on_news(part, None)
+                session.on_news(news(part))
                 part = []
-        session.on_news(part, finished(count=len(tokens)))
+        session.on_news(news(part, finished(count=len(tokens))))
         return await events(session)
 
     full = "".join(chr(ord("a") + token_id) for token_id in tokens)
