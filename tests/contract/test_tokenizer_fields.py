@@ -1,7 +1,6 @@
 """Every field of every request message: honoured or refused with its path and numbers, while good streams go on."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,156 +12,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tests.fixtures import fake_engine as fe
+from tests.fixtures.hostile_text_requests import ACCEPTED, INVALID, TABLES, chat, generate
 from tests.fixtures.tokenizer_app import Service, collect, default_model, failure, running
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
 GOOD = [1000 + number for number in range(200)]
-INVALID = "INVALID_ARGUMENT"
-ACCEPTED = "OK"
-
-
-def generate(**fields: Any) -> pb.GenerateRequest:
-    return pb.GenerateRequest(**({"text": "Hello"} | fields))
-
-
-def with_sampling(**fields: Any) -> pb.GenerateRequest:
-    return generate(options={"sampling": fields})
-
-
-def chat(*contents: str, **fields: Any) -> pb.ChatRequest:
-    messages = [pb.ChatMessage(role="user", content=content) for content in contents]
-    return pb.ChatRequest(messages=messages, **fields)
-
-
-def ids(count: int) -> dict[str, Any]:
-    return {"token_ids": pb.TokenIds(ids=[7] * count), "text": None}
-
-
-# Request, expected code, field of the first violation ("" for none), words of the message.
-Row = tuple[Any, str, str, tuple[str, ...]]
-
-GENERATE: list[Row] = [
-    (generate(model="gpt-5"), "NOT_FOUND", "", ("gpt-5", "smollm2-135m-instruct")),
-    (generate(model="smollm2-135m-instruct"), ACCEPTED, "", ()),
-    (pb.GenerateRequest(), INVALID, "prompt", ("text", "token_ids")),
-    (generate(text=""), INVALID, "text", ("at least 1 token",)),
-    (generate(text="x" * 1_400_000), INVALID, "text", ("1,400,000 bytes", "8,192")),
-    (generate(text="a b " * 5_000), INVALID, "text", ("exceeds max_model_len 8,192",)),
-    (generate(**ids(0)), INVALID, "token_ids.ids", ("at least 1 token",)),
-    (generate(**ids(8_191)), ACCEPTED, "", ()),
-    (generate(**ids(8_192)), INVALID, "token_ids.ids", ("8,192 tokens", "max_model_len 8,192", "8,191")),
-    (generate(**ids(8_193)), INVALID, "token_ids.ids", ("8,193 tokens", "max_model_len 8,192")),
-    (
-        generate(text=None, token_ids={"ids": [5, 49_152]}),
-        INVALID,
-        "token_ids.ids[1]",
-        ("49152", "0..49151"),
-    ),
-    (generate(text=None, token_ids={"ids": [2**32 - 1]}), INVALID, "token_ids.ids[0]", ("4294967295",)),
-    (generate(add_special_tokens=True, **ids(1)), INVALID, "add_special_tokens", ("token_ids",)),
-    (generate(add_special_tokens=False), ACCEPTED, "", ()),
-    (generate(request_id="x" * 256), ACCEPTED, "", ()),
-    (generate(request_id="x" * 257), INVALID, "request_id", ("257", "256")),
-    (generate(options={"stop": [""]}), INVALID, "options.stop[0]", ("empty",)),
-    (generate(options={"stop": ["x", ""]}), INVALID, "options.stop[1]", ("empty",)),
-    (generate(options={"stop": ["x" * 1024] * 64}), ACCEPTED, "", ()),
-    (generate(options={"stop": ["x"] * 65}), INVALID, "options.stop", ("65", "64")),
-    (generate(options={"stop": ["x"] * 5000}), INVALID, "options.stop", ("5,000", "64")),
-    (generate(options={"stop": ["a", "x" * 1025]}), INVALID, "options.stop[1]", ("1,025", "1,024")),
-    (generate(options={"stop": ["x" * 100_000]}), INVALID, "options.stop[0]", ("100,000",)),
-    (generate(options={"include_stop_str_in_output": True}), ACCEPTED, "", ()),
-    (generate(options={"skip_special_tokens": False}), ACCEPTED, "", ()),
-    (generate(options={"cache_salt": "x" * 256}), ACCEPTED, "", ()),
-    (generate(options={"cache_salt": "x" * 10_000}), INVALID, "options.cache_salt", ("10,000", "256")),
-    (with_sampling(max_tokens=0), INVALID, "options.sampling.max_tokens", ("0 is below 1",)),
-    (with_sampling(max_tokens=-1), INVALID, "options.sampling.max_tokens", ("-1",)),
-    (with_sampling(max_tokens=2**63 - 1), ACCEPTED, "", ()),
-    (with_sampling(min_tokens=-1), INVALID, "options.sampling.min_tokens", ("-1",)),
-    (with_sampling(min_tokens=10, max_tokens=5), INVALID, "options.sampling.min_tokens", ("10", "5")),
-    (with_sampling(min_tokens=5, max_tokens=5), ACCEPTED, "", ()),
-    (with_sampling(temperature=math.nan), INVALID, "options.sampling.temperature", ("nan",)),
-    (with_sampling(temperature=math.inf), INVALID, "options.sampling.temperature", ("inf",)),
-    (with_sampling(temperature=-0.1), INVALID, "options.sampling.temperature", ("-0.1",)),
-    (with_sampling(temperature=0.0), ACCEPTED, "", ()),
-    (with_sampling(top_k=-2), INVALID, "options.sampling.top_k", ("-2",)),
-    (with_sampling(top_k=-1), ACCEPTED, "", ()),
-    (with_sampling(top_k=2**63 - 1), ACCEPTED, "", ()),
-    (with_sampling(top_p=0.0), INVALID, "options.sampling.top_p", ("(0, 1]",)),
-    (with_sampling(top_p=1.5), INVALID, "options.sampling.top_p", ("1.5",)),
-    (with_sampling(top_p=math.nan), INVALID, "options.sampling.top_p", ("nan",)),
-    (with_sampling(top_p=1e-9), ACCEPTED, "", ()),
-    (with_sampling(min_p=-0.1), INVALID, "options.sampling.min_p", ("[0, 1]",)),
-    (with_sampling(min_p=1.1), INVALID, "options.sampling.min_p", ("1.1",)),
-    (with_sampling(min_p=math.nan), INVALID, "options.sampling.min_p", ("nan",)),
-    (with_sampling(min_p=1.0), ACCEPTED, "", ()),
-    (with_sampling(seed=-(2**63)), ACCEPTED, "", ()),
-    (with_sampling(seed=2**63 - 1), ACCEPTED, "", ()),
-    (with_sampling(stop_token_ids=[-1]), INVALID, "options.sampling.stop_token_ids[0]", ("-1",)),
-    (with_sampling(stop_token_ids=[0, 2**63 - 1]), INVALID, "options.sampling.stop_token_ids[1]", ("49151",)),
-    (with_sampling(stop_token_ids=[3] * 257), INVALID, "options.sampling.stop_token_ids", ("257", "256")),
-    (with_sampling(stop_token_ids=[3] * 256), ACCEPTED, "", ()),
-    (with_sampling(ignore_eos=True), ACCEPTED, "", ()),
-    (
-        generate(request_id="x" * 300, options={"stop": [""], "sampling": {"top_p": 2.0}}),
-        INVALID,
-        "request_id",
-        ("2 more",),
-    ),
-]
-
-CHAT: list[Row] = [
-    (pb.ChatRequest(), INVALID, "messages", ("at least 1 message",)),
-    (chat("hi", model="other"), "NOT_FOUND", "", ("other",)),
-    (chat(""), ACCEPTED, "", ()),
-    (chat("hi", "hi again"), ACCEPTED, "", ()),
-    (
-        pb.ChatRequest(messages=[{"role": "user", "content": "a"}, {"content": "b"}]),
-        INVALID,
-        "messages[1].role",
-        ("empty",),
-    ),
-    (chat(*["x"] * 4_097), INVALID, "messages", ("4,097", "4,096")),
-    (chat("x" * 1_400_000), INVALID, "messages", ("1,400,000",)),
-    (chat("a b " * 5_000), INVALID, "messages", ("8,192",)),
-    (chat("hi", add_generation_prompt=False), ACCEPTED, "", ()),
-    (chat("hi", request_id="x" * 257), INVALID, "request_id", ("257",)),
-    (chat("hi", options={"stop": [""]}), INVALID, "options.stop[0]", ("empty",)),
-]
-
-TOKENIZE: list[Row] = [
-    (pb.TokenizeRequest(), INVALID, "input", ("text", "conversation")),
-    (pb.TokenizeRequest(text="a", model="other"), "NOT_FOUND", "", ("other",)),
-    (pb.TokenizeRequest(text=""), ACCEPTED, "", ()),
-    (pb.TokenizeRequest(text="a", add_special_tokens=False), ACCEPTED, "", ()),
-    (pb.TokenizeRequest(conversation={}), INVALID, "conversation.messages", ("at least 1",)),
-    (
-        pb.TokenizeRequest(conversation={"messages": [{"role": "", "content": "x"}]}),
-        INVALID,
-        "conversation.messages[0].role",
-        ("empty",),
-    ),
-    (
-        pb.TokenizeRequest(
-            conversation={"messages": [{"role": "user"}], "add_generation_prompt": False},
-            add_special_tokens=True,
-        ),
-        INVALID,
-        "add_special_tokens",
-        ("conversation",),
-    ),
-]
-
-DETOKENIZE: list[Row] = [
-    (pb.DetokenizeRequest(), ACCEPTED, "", ()),
-    (pb.DetokenizeRequest(model="other"), "NOT_FOUND", "", ("other",)),
-    (pb.DetokenizeRequest(token_ids=[-1]), INVALID, "token_ids", ("-1", "49151")),
-    (pb.DetokenizeRequest(token_ids=[1, 2**32]), INVALID, "token_ids", ("token_ids[1]", "4294967296")),
-    (pb.DetokenizeRequest(token_ids=[2**63 - 1]), INVALID, "token_ids", ("9223372036854775807",)),
-    (pb.DetokenizeRequest(token_ids=[49_152]), INVALID, "token_ids", ("49152",)),
-    (pb.DetokenizeRequest(token_ids=[-(2**63)], skip_special_tokens=True), INVALID, "token_ids", ("-9",)),
-]
-
-TABLES = {"Generate": GENERATE, "Chat": CHAT, "Tokenize": TOKENIZE, "Detokenize": DETOKENIZE}
 
 
 async def script(request: fe.FakeRequest) -> None:
@@ -225,7 +79,9 @@ def paths(descriptor: Descriptor, prefix: str = "") -> Iterable[str]:
 def used_paths(message: Any, prefix: str = "") -> Iterable[str]:
     for field, value in message.ListFields():
         yield prefix + field.name
-        if field.message_type is not None:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            yield from paths(field.message_type, f"{prefix}{field.name}.")
+        elif field.message_type is not None:
             for part in value if field.is_repeated else [value]:
                 yield from used_paths(part, f"{prefix}{field.name}.")
 

@@ -58,9 +58,7 @@ def _turn_violations(path: str, message: Message) -> Iterator[Violation]:
     yield from _too_long(f"{path}.tool_call_id", message.tool_call_id or "")
     yield from _too_long(f"{path}.name", message.name or "")
     if message.tool_calls and message.role != "assistant":
-        yield Violation(
-            f"{path}.tool_calls", f"belong to an assistant's message, this one is the {message.role[:64]}'s"
-        )
+        yield Violation(f"{path}.tool_calls", f"only an assistant makes calls; the role here is {message.role[:64]!r}")
     if len(message.tool_calls) > MAX_TOOL_CALLS:
         yield Violation(f"{path}.tool_calls", f"there are more than {MAX_TOOL_CALLS}")
         return
