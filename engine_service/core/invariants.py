@@ -22,6 +22,8 @@ def check_state(
     """AssertionError with the numbers. `holders` are all requests that may hold blocks, live or not."""
     _check_pool(pool, index)
     _check_references(pool, index, holders)
+    for request in holders:
+        _check_writes(pool, request)
     _check_places(roster, live, holders)
     for request in live:
         _check_counters(request)
@@ -48,7 +50,34 @@ def _check_references(pool: BlockPool, index: BlockIndex, holders: Collection[Re
     for block in range(pool.num_blocks):
         count = pool.references(block)
         assert count == tables[block], f"block {block}: {count} references, in {tables[block]} block tables"
-        assert count < 2 or index.has_block(block), f"private block {block} has {count} owners"
+        if count > 1 and not index.has_block(block):
+            owners = [request for request in holders if block in request.block_table]
+            _check_shared(block, owners)
+
+
+def _check_shared(block: int, owners: list[Request]) -> None:
+    """A block that nobody else can find is shared by samples of one prompt only, and holds nothing but prompt."""
+    families = {id(request.family) for request in owners}
+    assert len(families) == 1, f"private block {block} is shared by requests of {len(families)} submissions"
+    assert owners[0].family is not None, f"private block {block} has {len(owners)} owners"
+    for request in owners:
+        end = (request.block_table.index(block) + 1) * _block_size(request)
+        assert end < request.prompt_length, (
+            f"shared block {block} ends at {end} of {request.prompt_length} prompt tokens"
+        )
+
+
+def _check_writes(pool: BlockPool, request: Request) -> None:
+    """What is computed next goes to blocks that nobody else reads."""
+    if request.block_table:
+        shared = [
+            b for b in request.block_table[request.num_computed // _block_size(request) :] if pool.references(b) > 1
+        ]
+        assert not shared, f"request {request.request_id} would write to the shared blocks {shared}"
+
+
+def _block_size(request: Request) -> int:
+    return request.num_slots // len(request.block_table)
 
 
 def _check_places(roster: Roster, live: Collection[Request], holders: Collection[Request]) -> None:
@@ -56,6 +85,7 @@ def _check_places(roster: Roster, live: Collection[Request], holders: Collection
     placed = {request.request_id for request in [*roster.running, *waiting]}
     assert len(placed) == len(roster.running) + len(waiting), "a request is in two places"
     assert placed == {request.request_id for request in live}, "live requests and queues differ"
+    _check_families(live)
     ranks = [request.rank for request in roster.running]
     assert ranks == sorted(ranks), f"running requests are not in order of rank: {ranks}"
     tokens = sum(request.prompt_length for request in waiting)
@@ -67,6 +97,14 @@ def _check_places(roster: Roster, live: Collection[Request], holders: Collection
         assert holds or not request.block_table, (
             f"request {request.request_id} ({request.status.value}) keeps {len(request.block_table)} blocks"
         )
+
+
+def _check_families(live: Collection[Request]) -> None:
+    for family in {id(r.family): r.family for r in live if r.family is not None}.values():
+        members = {request.request_id for request in live if request.family is family}
+        assert members == {request.request_id for request in [*family.waiting, *family.running]}
+        wanted = family.num_admissible()
+        assert family.num_shown == wanted, f"{family.num_shown} samples of a prompt may be admitted, not {wanted}"
 
 
 def _check_counters(request: Request) -> None:

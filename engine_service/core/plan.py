@@ -52,13 +52,15 @@ class Plan:
 
     `dropped` are requests that the worker forgets before it executes the chunks (finished, aborted or
     preempted since the previous plan). A request in `new` is always also in `chunks`; it may be in
-    `dropped` too when it was preempted and comes back at once.
+    `dropped` too when it was preempted and comes back at once. `copies` are pairs (source block, destination
+    block), executed in any order before the chunks: no destination is a source.
     """
 
     step: int
     chunks: tuple[Chunk, ...]
     new: tuple[NewRequest, ...] = ()
     dropped: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

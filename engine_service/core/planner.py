@@ -28,6 +28,7 @@ class StepDraft:
     __slots__ = (
         "budget",
         "chunks",
+        "copies",
         "decode_tokens",
         "new",
         "preempted",
@@ -41,6 +42,7 @@ class StepDraft:
         self.chunks: list[Chunk] = []
         self.requests: list[Request] = []
         self.new: list[NewRequest] = []
+        self.copies: list[tuple[int, int]] = []
         self.preempted: list[int] = []
         self.decode_tokens = 0
         self.prefill_tokens = 0
@@ -135,7 +137,7 @@ class Planner:
         for request in self._roster.waiting.first(room + MAX_PASSED_OVER):
             if draft.budget == 0 or room == 0 or len(passed) > MAX_PASSED_OVER:
                 return
-            if not self._admit(request):
+            if not self._admit(draft, request):
                 passed.append(request)
             else:
                 self._start(draft, request)
@@ -145,11 +147,18 @@ class Planner:
             if any(other.times_passed >= MAX_TIMES_PASSED for other in passed):
                 return
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, draft: StepDraft, request: Request) -> bool:
         if request.in_flight:  # preempted, and its blocks are not back yet
             return False
-        running = len(self._roster.running)
-        return self._kv.admit(request, min(running, max(1, self._config.num_blocks // RESERVE_DIVISOR)))
+        reserve = min(len(self._roster.running), max(1, self._config.num_blocks // RESERVE_DIVISOR))
+        donor = None if request.family is None else request.family.donor()
+        if donor is None or self._kv.holds_more(request):
+            return self._kv.admit(request, reserve)
+        copies = self._kv.fork(request, donor, reserve)
+        if copies is None:
+            return False
+        draft.copies.extend(copies)
+        return True
 
     def _start(self, draft: StepDraft, request: Request) -> None:
         self._roster.start(request)
@@ -160,6 +169,7 @@ class Planner:
                 request.prompt_length,
                 tuple(request.block_table),
                 request.sampling,
+                request.known_prompt_logprobs if request.sampling.prompt_logprobs is not None else 0,
             )
         )
         self._add_chunk(draft, request)

@@ -5,13 +5,20 @@ Must not know: the queues it stands in, how blocks are handed out, torch, the cl
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from engine_service.core.outcome import Finish, RequestNews
+from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.prefix_index import CachedBlock
 from engine_service.core.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from engine_service.core.family import Family
+
 NEVER = 1 << 62
 """A position that no request reaches."""
+
+_NOTHING_BEFORE = PositionLogprobs(None, 0, ())
+"""Of the first prompt token."""
 
 
 class RequestStatus(Enum):
@@ -32,8 +39,9 @@ _ALLOWED: dict[RequestStatus, frozenset[RequestStatus]] = {
 class Request:
     """Prompt and completion, how far they are computed, and the blocks that hold their KV.
 
-    `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (arrival, id): the
-    lowest-ranked one is the latest. There are no phases; three counters say it all:
+    `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (priority, arrival, id): a
+    lower number is better, so the lowest-ranked one is the latest of the worst priority. `family` joins it with the
+    other samples of its prompt, if it has any. There are no phases; three counters say it all:
 
     - `num_computed`: positions whose KV exists; moves when a result is applied.
     - `num_scheduled`: positions named by plans so far (>= num_computed).
@@ -47,19 +55,23 @@ class Request:
         "cache_salt",
         "cached_tokens",
         "deadline",
+        "family",
         "finish",
         "first_missing_key",
         "free_blocks_wanted",
         "in_flight",
         "last_published",
         "length_limit",
+        "logprobs",
         "num_computed",
         "num_published",
         "num_reported",
         "num_sampling",
         "num_scheduled",
         "num_slots",
+        "priority",
         "prompt_length",
+        "prompt_logprobs",
         "publish_at",
         "rank",
         "request_id",
@@ -79,6 +91,8 @@ class Request:
         arrival: float,
         deadline: float | None = None,
         cache_salt: str = "",
+        priority: int = 0,
+        family: "Family | None" = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt)
@@ -87,11 +101,16 @@ class Request:
         self.arrival = arrival
         self.deadline = deadline
         self.cache_salt = cache_salt
-        self.rank = (arrival, request_id)
+        self.priority = priority
+        self.family = family
+        self.rank = (priority, arrival, request_id)
         self.length_limit = self.prompt_length + sampling.max_tokens  # tokens, prompt included
         self.status = RequestStatus.WAITING
         self.finish: Finish | None = None
         self.num_reported = self.prompt_length  # tokens that the client knows
+        # Log probabilities that the client does not know yet: of unreported tokens, of the prompt until its end.
+        self.logprobs: list[PositionLogprobs] = []
+        self.prompt_logprobs: list[PositionLogprobs] = []
         # Waiting: how often a later request was admitted first, and what a refused admission found.
         self.times_passed = 0
         self.free_blocks_wanted = 0
@@ -125,8 +144,29 @@ class Request:
             raise ValueError(f"request {self.request_id}: {self.status.value} -> {status.value} is not allowed")
         self.status = status
 
+    @property
+    def known_prompt_logprobs(self) -> int:
+        """So many of the first prompt tokens have their log probabilities. Before the first one there is nothing."""
+        return self.prompt_length if self.num_completion else 1 + len(self.prompt_logprobs)
+
     def take_news(self) -> RequestNews:
-        """The tokens since the last call, and the finish if it came."""
-        news = RequestNews(self.request_id, tuple(self.token_ids[self.num_reported :]), self.finish)
+        """The tokens since the last call with their log probabilities, and the finish if it came."""
+        token_ids = tuple(self.token_ids[self.num_reported :])
+        sampling = self.sampling
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            news = RequestNews(self.request_id, token_ids, self.finish)
+        else:
+            is_first = self.num_reported == self.prompt_length and bool(token_ids)
+            of_prompt = (_NOTHING_BEFORE, *self.prompt_logprobs) if is_first else ()
+            news = RequestNews(
+                self.request_id,
+                token_ids,
+                self.finish,
+                tuple(self.logprobs),
+                of_prompt if sampling.prompt_logprobs is not None else (),
+            )
+            self.logprobs.clear()
+            if is_first:
+                self.prompt_logprobs.clear()
         self.num_reported = len(self.token_ids)
         return news

@@ -26,6 +26,8 @@ class Roster:
 
     def start(self, request: Request) -> None:
         """From the waiting queue to the running requests; from now on the worker holds it."""
+        if request.family is not None:
+            request.family.running.append(request)
         self.waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         request.times_passed = 0
@@ -41,6 +43,8 @@ class Roster:
         """Out of every queue, wherever it is."""
         if request.status is RequestStatus.RUNNING:
             self._stop(request)
+            if request.family is not None:
+                self.waiting.update(request.family)
         else:
             self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED)
@@ -58,6 +62,8 @@ class Roster:
     def _stop(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.rank, key=by_rank)]
         self.dropped.append(request.request_id)
+        if request.family is not None:
+            request.family.running.remove(request)
         if request.in_flight:
             self.leaving += 1
         else:

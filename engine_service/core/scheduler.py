@@ -4,6 +4,7 @@ Must not know: torch, gRPC, asyncio, the clock (`now` is an argument), how a pla
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_service.core.admission import check_length
@@ -67,16 +68,21 @@ class Scheduler:
         self._counters = Counters()
         self.last_record: StepRecord | None = None
 
-    def submit(self, request: Request) -> Refusal | None:
-        """Queues the request, or says why not. ValueError when its id is live (the caller's bug)."""
-        if request.request_id in self._live:
-            raise ValueError(f"request id {request.request_id} is submitted while it is live")
-        refusal = self._check_fits(request) or self._check_queue(request)
+    def submit(self, *samples: Request) -> Refusal | None:
+        """Queues a request, or all samples of one prompt (see `Family`), or says why not and queues none.
+
+        ValueError when an id is live (the caller's bug).
+        """
+        for request in samples:
+            if request.request_id in self._live:
+                raise ValueError(f"request id {request.request_id} is submitted while it is live")
+        refusal = self._check_fits(samples[0]) or self._check_queue(samples)
         if refusal is None:
-            request.length_limit = min(request.length_limit, self._config.max_model_len)
-            self._live[request.request_id] = request
-            self._roster.waiting.add(request)
-            self._deadlines.add(request)
+            for request in samples:
+                request.length_limit = min(request.length_limit, self._config.max_model_len)
+                self._live[request.request_id] = request
+                self._roster.waiting.add(request)
+                self._deadlines.add(request)
         return refusal
 
     def abort(self, request_id: int, cause: Refusal | None = None) -> None:
@@ -106,7 +112,8 @@ class Scheduler:
             raise ValueError(f"result of step {result.step}, but {expected} is the oldest in flight")
         self._flights.popleft()
         sampled = dict(result.sampled)
-        failures = {failure.request_id: failure.message for failure in result.failures}
+        failures = {failure.request_id: failure for failure in result.failures}
+        self._keep_logprobs(result)
         for chunk, request in zip(flight.plan.chunks, flight.requests, strict=True):
             was_running = request.status is _RUNNING
             request.in_flight -= 1
@@ -115,8 +122,9 @@ class Scheduler:
                 self._counters.prompt_tokens += end - chunk.start
             if request.status is not _FINISHED:
                 if failures and request.request_id in failures:
-                    error = Refusal(RefusalCode.FAILED, failures[request.request_id])
-                    self._finish(request, FinishReason.ERROR, error=error)
+                    failure = failures[request.request_id]
+                    code = RefusalCode.INVALID if failure.is_clients else RefusalCode.FAILED
+                    self._finish(request, FinishReason.ERROR, error=Refusal(code, failure.message))
                 else:
                     self._settle(request, chunk, sampled)
             if not was_running and request.in_flight == 0:
@@ -185,14 +193,16 @@ class Scheduler:
             config.num_blocks,
         )
 
-    def _check_queue(self, request: Request) -> Refusal | None:
-        """An empty queue takes any request, however long."""
+    def _check_queue(self, samples: Sequence[Request]) -> Refusal | None:
+        """An empty queue takes any prompt, however long."""
         waiting, config = self._roster.waiting, self._config
-        if len(waiting) >= config.max_waiting_requests:
-            message = f"{len(waiting):,} requests wait already, the limit is {config.max_waiting_requests:,}"
-        elif len(waiting) and waiting.num_tokens + request.prompt_length > config.max_waiting_tokens:
+        tokens = sum(request.prompt_length for request in samples)
+        if len(waiting) + len(samples) > config.max_waiting_requests:
+            more = f", {len(samples)} more would exceed" if len(samples) > 1 else ","
+            message = f"{len(waiting):,} requests wait already{more} the limit is {config.max_waiting_requests:,}"
+        elif len(waiting) and waiting.num_tokens + tokens > config.max_waiting_tokens:
             message = (
-                f"{waiting.num_tokens:,} prompt tokens wait already, {request.prompt_length:,} more would "
+                f"{waiting.num_tokens:,} prompt tokens wait already, {tokens:,} more would "
                 f"exceed the limit of {config.max_waiting_tokens:,}"
             )
         else:
@@ -207,7 +217,13 @@ class Scheduler:
     def _launch(self, draft: StepDraft) -> Plan:
         self._counters.steps += 1
         self._counters.preemptions += len(draft.preempted)
-        plan = Plan(self._counters.steps, tuple(draft.chunks), tuple(draft.new), self._roster.take_dropped())
+        plan = Plan(
+            self._counters.steps,
+            tuple(draft.chunks),
+            tuple(draft.new),
+            self._roster.take_dropped(),
+            tuple(draft.copies),
+        )
         self._flights.append(_Flight(plan, tuple(draft.requests)))
         self.last_record = StepRecord(
             step=plan.step,
@@ -221,11 +237,22 @@ class Scheduler:
         )
         return plan
 
+    def _keep_logprobs(self, result: Result) -> None:
+        """Log probabilities wait at their requests for the next news."""
+        for request_id, entry in result.logprobs:
+            if request_id in self._live:
+                self._live[request_id].logprobs.append(entry)
+        for part in result.prompt_logprobs:
+            if part.request_id in self._live:
+                self._live[part.request_id].prompt_logprobs.extend(part.entries)
+
     def _settle(self, request: Request, chunk: Chunk, sampled: dict[int, int]) -> None:
         """The chunk's KV exists now; its token, if it sampled one, is appended and judged."""
         request.num_computed = chunk.start + chunk.length
         if request.num_computed >= request.publish_at:
             self._kv.publish(request)
+        if request.family is not None and chunk.start < request.prompt_length:
+            self._roster.waiting.update(request.family)
         if not chunk.samples:
             return
         request.token_ids.append(sampled[request.request_id])

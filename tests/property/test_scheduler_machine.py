@@ -1,5 +1,7 @@
 """State machine: submit, plan, settle, abort and pass deadlines at any moment; every stream stays exact.
 
+Submissions have one or more samples of a prompt, and a priority.
+
 The device checks each plan and each slot (see core_driver); the machine checks queues, blocks and streams.
 """
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from engine_service.core.family import Family
 from engine_service.core.outcome import FinishReason, RefusalCode
 from engine_service.core.request import Request
 from tests.unit.core.core_driver import VOCABULARY, Engine, alone, config, prompt_of, sampling
@@ -52,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=PROMPTS,
         copies=st.integers(1, 4),
+        are_samples=st.booleans(),
+        priority=st.sampled_from([0, 0, 1, -3]),
         limits=st.fixed_dictionaries(
             {
                 "max_tokens": st.integers(1, 6) | st.integers(8, 40),
@@ -63,26 +68,42 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "a"]),
         patience=st.none() | st.none() | st.integers(0, 40),
     )
-    def submit(self, prompt: list[int], copies: int, limits: dict[str, Any], salt: str, patience: int | None) -> None:
+    def submit(
+        self,
+        prompt: list[int],
+        copies: int,
+        are_samples: bool,
+        priority: int,
+        limits: dict[str, Any],
+        salt: str,
+        patience: int | None,
+    ) -> None:
+        """`copies` of a request, one by one or as the samples of one submission (refused together)."""
         limits = {**limits, "min_tokens": min(limits["min_tokens"], limits["max_tokens"])}
-        deadline = None if patience is None else self.engine.now + patience
-        for _ in range(copies):
-            number = len(self.requests)
-            item = Request(
-                number,
+        family = Family() if are_samples else None
+        first = len(self.requests)
+        items = [
+            Request(
+                first + place,
                 prompt,
-                sampling(**limits),
+                sampling(**limits, seed=1 + place * are_samples),
                 arrival=self.engine.now,
-                deadline=deadline,
+                deadline=None if patience is None else self.engine.now + patience,
                 cache_salt=salt,
+                priority=priority,
+                family=family,
             )
-            refusal = self.engine.scheduler.submit(item)
-            if refusal is None:
-                self.requests[number] = item
-                self.prompts[number] = list(prompt)
-                self.streams[number] = []
-            else:
+            for place in range(copies)
+        ]
+        for together in [items] if are_samples else [[item] for item in items]:
+            refusal = self.engine.scheduler.submit(*together)
+            if refusal is not None:
                 assert refusal.code is RefusalCode.QUEUE_FULL
+                return
+            for item in together:
+                self.requests[item.request_id] = item
+                self.prompts[item.request_id] = list(prompt)
+                self.streams[item.request_id] = []
 
     @rule(count=st.integers(1, 12))
     def plan(self, count: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from engine_service.core.family import Family
 from engine_service.core.outcome import FinishReason, RequestNews
 from engine_service.core.plan import Chunk, Failure, NewRequest, Plan, Result
 from engine_service.core.request import Request
@@ -37,8 +38,8 @@ def config(**changes: Any) -> SchedulerConfig:
     return SchedulerConfig(**{**settings, **changes})
 
 
-def sampling(max_tokens: int = 8, **changes: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, seed=1, **changes)
+def sampling(max_tokens: int = 8, seed: int = 1, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, **changes)
 
 
 def request(
@@ -46,18 +47,32 @@ def request(
     prompt: Sequence[int],
     max_tokens: int = 8,
     *,
+    arrival: float | None = None,
     deadline: float | None = None,
     cache_salt: str = "",
+    priority: int = 0,
+    family: Family | None = None,
     **sampling_changes: Any,
 ) -> Request:
     return Request(
         request_id,
         prompt,
         sampling(max_tokens, **sampling_changes),
-        arrival=float(request_id),
+        arrival=float(request_id) if arrival is None else arrival,
         deadline=deadline,
         cache_salt=cache_salt,
+        priority=priority,
+        family=family,
     )
+
+
+def samples(first_id: int, count: int, prompt: Sequence[int], max_tokens: int = 8, **changes: Any) -> list[Request]:
+    """`count` samples of a prompt; the device's next token depends on the seed, so they differ."""
+    family = Family()
+    return [
+        request(first_id + i, prompt, max_tokens, arrival=float(first_id), family=family, seed=1 + i, **changes)
+        for i in range(count)
+    ]
 
 
 def prompt_of(length: int, start: int = 1) -> list[int]:
@@ -82,9 +97,9 @@ def history_digest(token_ids: Iterable[int]) -> int:
     return digest
 
 
-def pick(digest: int, stops: frozenset[int], allow_stop: bool) -> int:
+def pick(digest: int, seed: int, stops: frozenset[int], allow_stop: bool) -> int:
     """The device's next token after a history: any of the vocabulary, stops only where allowed."""
-    token = digest % VOCABULARY
+    token = (digest + 13 * seed) % VOCABULARY
     while token in stops and not allow_stop:
         token = (token + 1) % VOCABULARY
     return token
@@ -100,7 +115,7 @@ def alone(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> 
     stops = stop_tokens(params)
     while len(tokens) < params.max_tokens and len(prompt) + len(tokens) < max_model_len:
         allow_stop = len(tokens) >= params.min_tokens
-        tokens.append(pick(history_digest([*prompt, *tokens]), stops, allow_stop))
+        tokens.append(pick(history_digest([*prompt, *tokens]), params.seed, stops, allow_stop))
         if tokens[-1] in stops and allow_stop:
             return tokens, FinishReason.STOP
     return tokens, FinishReason.LENGTH
@@ -110,6 +125,7 @@ def alone(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> 
 class _Held:
     token_ids: list[int]
     block_table: list[int]
+    seed: int
     stops: frozenset[int]
 
 
@@ -128,6 +144,8 @@ class CheckingDevice:
             del self.held[request_id]
         for new in plan.new:
             self._add(new)
+        for source, destination in plan.copies:
+            self._copy(source, destination)
         sampled = []
         failures = []
         for chunk in plan.chunks:
@@ -145,11 +163,24 @@ class CheckingDevice:
         assert all(1 <= chunk.length <= self.config.prefill_chunk_size for chunk in plan.chunks)
         assert {new.request_id for new in plan.new} <= set(ids)
         assert len(set(plan.dropped)) == len(plan.dropped)
+        sources, destinations = [pair[0] for pair in plan.copies], [pair[1] for pair in plan.copies]
+        assert len(set(destinations)) == len(destinations), "two copies into one block"
+        assert not set(sources) & set(destinations), "the order of the copies would matter"
 
     def _add(self, new: NewRequest) -> None:
         assert new.request_id not in self.held
         assert len(self.held) < self.config.max_num_requests
-        self.held[new.request_id] = _Held(list(new.token_ids), list(new.block_ids), stop_tokens(new.sampling))
+        self.held[new.request_id] = _Held(
+            list(new.token_ids), list(new.block_ids), new.sampling.seed, stop_tokens(new.sampling)
+        )
+
+    def _copy(self, source: int, destination: int) -> None:
+        """Slots that were never written are copied as what they are: nothing."""
+        size = self.config.block_size
+        for place in range(size):
+            self.slots.pop(destination * size + place, None)
+            if source * size + place in self.slots:
+                self.slots[destination * size + place] = self.slots[source * size + place]
 
     def _compute(self, chunk: Chunk) -> int | None:
         held = self.held[chunk.request_id]
@@ -162,12 +193,17 @@ class CheckingDevice:
             digest = _digest(digest, held.token_ids[position])
             slot = self._slot(held, position)
             if position >= chunk.start:
+                self._check_private(chunk.request_id, slot // self.config.block_size)
                 self.slots[slot] = digest
             assert self.slots.get(slot) == digest, f"request {chunk.request_id}: wrong KV at {position}"
         if not chunk.samples:
             return None
-        held.token_ids.append(pick(digest, held.stops, chunk.allow_stop))
+        held.token_ids.append(pick(digest, held.seed, held.stops, chunk.allow_stop))
         return held.token_ids[-1]
+
+    def _check_private(self, request_id: int, block: int) -> None:
+        owners = [other for other, held in self.held.items() if block in held.block_table]
+        assert owners == [request_id], f"request {request_id} writes to block {block} of requests {owners}"
 
     def _slot(self, held: _Held, position: int) -> int:
         size = self.config.block_size

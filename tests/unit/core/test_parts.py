@@ -108,8 +108,8 @@ def test_waiting_queue_has_preempted_requests_first_by_rank():
         item.move_to(RequestStatus.RUNNING)
         item.move_to(RequestStatus.PREEMPTED)
         queue.add(item)
-    assert [item.request_id for item in queue.all()] == [2, 4, 6, 8, 3, 9]
-    assert [item.request_id for item in queue.first(4)] == [2, 4, 6, 8]
+    assert [item.request_id for item in queue.all()] == [2, 4, 6, 3, 8, 9]
+    assert [item.request_id for item in queue.first(4)] == [2, 4, 6, 3]
     assert (len(queue), queue.num_tokens) == (6, 32)
     queue.remove(preempted[2])
     queue.remove(fresh[1])

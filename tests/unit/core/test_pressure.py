@@ -89,7 +89,7 @@ def test_b067_small_requests_pass_a_big_one_that_does_not_fit():
 def test_b067_a_big_request_is_passed_a_bounded_number_of_times():
     """B067: under an endless stream of small ones the big one still starts, after 16 admissions."""
     engine = Engine(config(num_blocks=12, max_model_len=49))
-    big = request(1_000, prompt_of(40, 2), max_tokens=4, ignore_eos=True)
+    big = request(1_000, prompt_of(40, 2), max_tokens=4, ignore_eos=True, arrival=2.5)
     for number in range(200):
         engine.scheduler.submit(request(number, prompt_of(6, number), max_tokens=5, ignore_eos=True))
         if number == 2:
