@@ -7,7 +7,7 @@ so that a token just sampled is input of the next step before the host has seen 
 handles N chunks and, in numpy, T tokens; never the context.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -15,9 +15,13 @@ import numpy.typing as npt
 import torch
 
 from engine_service.core.plan import Chunk, NewRequest, Plan
+from engine_service.core.token_rules import stop_tokens
 from engine_service.worker.attention import BatchLayout
 from engine_service.worker.philox import uniforms
-from engine_service.worker.sampler import Sampled, SamplingRows
+from engine_service.worker.row_rules import RowRules, make_row_rules
+from engine_service.worker.sampler import Sampled
+from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows
+from engine_service.worker.scored_pieces import ScoredPiece, ScoredPrompt
 
 IntArray = npt.NDArray[np.int64]
 
@@ -37,7 +41,8 @@ class StepInput:
     """One step, ready to run: T tokens, of which R rows give logits and sample.
 
     `input_ids`, `positions` int64 [T]; `sample_rows` int64 [R] are batch rows in plan order;
-    `token_places` int64 [R] say where in the token buffer each sampled token goes.
+    `token_places` int64 [R] say where in the token buffer each sampled token goes. `num_logprobs` int64 [R]:
+    how many most likely tokens to report with a row's log probability, -1 for none at all; None: for no row.
     """
 
     layout: BatchLayout
@@ -47,10 +52,11 @@ class StepInput:
     token_places: torch.Tensor
     sampling: SamplingRows
     request_ids: tuple[int, ...]
+    num_logprobs: IntArray | None = None
 
 
 class InputBatch:
-    """The state of all running requests; `advance` moves it by one plan."""
+    """The state of all running requests; `take` moves it by one plan."""
 
     def __init__(self, limits: BatchLimits, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         rows = limits.max_num_requests
@@ -70,20 +76,39 @@ class InputBatch:
         self._top_k = np.zeros(rows, dtype=np.int64)
         self._top_p = np.ones(rows, dtype=np.float64)
         self._min_p = np.zeros(rows, dtype=np.float32)
+        # Only rows that ask for it have an entry: the others pay nothing.
+        self._rules: dict[int, RowRules] = {}
+        self._num_logprobs: dict[int, int] = {}
+        self._scored: dict[int, ScoredPrompt] = {}
 
     @property
     def num_requests(self) -> int:
         return len(self._row_of)
 
-    def advance(self, plan: Plan) -> StepInput | None:
-        """Forget, take in and extend requests as the plan says -> input of the step; None without chunks."""
+    def take(self, plan: Plan) -> None:
+        """Forget, take in and extend requests as the plan says."""
         for request_id in plan.dropped:
             self._drop(request_id)
         for request in plan.new:
             self._add(request)
         for chunk in plan.chunks:
             self._append_blocks(self._row_of[chunk.request_id], chunk.new_block_ids)
-        return self._step_input(plan.chunks) if plan.chunks else None
+
+    @property
+    def has_scored_prompts(self) -> bool:
+        return bool(self._scored)
+
+    def scored_prompt(self, request_id: int) -> ScoredPrompt | None:
+        """What a request still wants to know of its prompt, if anything."""
+        return self._scored.get(self._row_of[request_id])
+
+    def piece_input(self, piece: ScoredPiece) -> tuple[StepInput, torch.Tensor]:
+        """A step of this piece alone, with logits at its scored positions, and the tokens after those, int64."""
+        chunk = piece.chunk
+        first, end = piece.first_scored - chunk.start, chunk.length
+        begin = self._row_of[chunk.request_id] * self._row_length + chunk.start + 1
+        step = replace(self.step_input((chunk,)), sample_rows=self._to_device(np.arange(first, end)))
+        return step, self._tokens[begin + first : begin + end].long()
 
     def store(self, step: StepInput, sampled: Sampled) -> None:
         """Append the sampled tokens to their requests, on the device."""
@@ -93,7 +118,8 @@ class InputBatch:
         """A request that was never sent here (dropped while it waited) is no error."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
-            self._stop_ids.pop(row, None)
+            for kept in (self._stop_ids, self._rules, self._num_logprobs, self._scored):
+                kept.pop(row, None)
             self._free_rows.append(row)
 
     def _add(self, request: NewRequest) -> None:
@@ -115,9 +141,17 @@ class InputBatch:
         self._top_k[row] = min(sampling.top_k, self._limits.vocab_size)
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p
-        stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self._eos
+        stops = stop_tokens(sampling, self._eos)
         known = sorted(token for token in stops if 0 <= token < self._limits.vocab_size)
         self._stop_ids[row] = np.array(known, dtype=np.int64)
+        rules = make_row_rules(sampling, request.prompt_length, self._limits.vocab_size, self._device)
+        if rules is not None:
+            self._rules[row] = rules
+        if sampling.logprobs is not None:
+            self._num_logprobs[row] = sampling.logprobs
+        first = max(1, request.known_prompt_logprobs)  # nothing comes before the first prompt token
+        if sampling.prompt_logprobs is not None and first < request.prompt_length:
+            self._scored[row] = ScoredPrompt(first, request.prompt_length, sampling.prompt_logprobs)
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
         if block_ids:
@@ -125,7 +159,8 @@ class InputBatch:
             self._blocks[row, count : count + len(block_ids)] = block_ids
             self._num_blocks[row] = count + len(block_ids)
 
-    def _step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
+    def step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
+        """The input of a step of these chunks, one or more."""
         count = len(chunks)
         rows = np.fromiter((self._row_of[chunk.request_id] for chunk in chunks), np.int64, count)
         starts = np.fromiter((chunk.start for chunk in chunks), np.int64, count)
@@ -145,6 +180,7 @@ class InputBatch:
             token_places=self._to_device((rows * self._row_length + ends)[samples]),
             sampling=self._sampling(chunks, rows[samples], ends[samples]),
             request_ids=tuple(chunk.request_id for chunk in chunks if chunk.samples),
+            num_logprobs=self._wanted_logprobs(rows[samples]),
         )
 
     def _layout(
@@ -186,7 +222,22 @@ class InputBatch:
             min_p=self._min_p[rows],
             uniforms=drawn,
             suppressed=np.array(pairs, dtype=np.int64).T.copy() if pairs else None,
+            edits=self._edits(rows, positions) if self._rules else None,
         )
+
+    def _edits(self, rows: IntArray, lengths: IntArray) -> LogitEdits | None:
+        ruled = tuple(
+            RuledRow(place, self._rules[row], row * self._row_length, length)
+            for place, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True))
+            if row in self._rules
+        )
+        return LogitEdits(ruled, self._tokens) if ruled else None
+
+    def _wanted_logprobs(self, rows: IntArray) -> IntArray | None:
+        if not self._num_logprobs:
+            return None
+        wanted = np.array([self._num_logprobs.get(row, -1) for row in rows.tolist()], dtype=np.int64)
+        return wanted if (wanted >= 0).any() else None
 
     def _to_device(self, array: npt.NDArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

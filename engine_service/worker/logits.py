@@ -1,4 +1,4 @@
-"""What is done to the logits of a step before a token is drawn: suppression, the maximum, soundness.
+"""What is looked for in the logits of a step before a token is drawn: the maximum, soundness.
 
 Must not know: requests, how a token is drawn.
 """
@@ -15,11 +15,6 @@ class Peaks:
     values: torch.Tensor
     token_ids: torch.Tensor
     sound: torch.Tensor
-
-
-def suppress(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """Make the pairs (row, token id) impossible, in place."""
-    logits[rows, token_ids] = float("-inf")
 
 
 def find_peaks(logits: torch.Tensor) -> Peaks:

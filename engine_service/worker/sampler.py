@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_service.worker.logits import find_peaks, suppress
-
-# Below this temperature the second best token is out of reach for any logits worth the name.
-GREEDY_BELOW = 1e-5
+from engine_service.worker.logit_editor import LogitEditor
+from engine_service.worker.logits import Peaks, find_peaks
+from engine_service.worker.sampling_rows import SamplingRows
 
 _SLICE_ROWS = 32  # bounds the float32 workspace, and keeps it in the cache
 _GROUP = 256  # weights are summed in groups, and only the winning group is cumulated token by token
@@ -31,35 +30,13 @@ _MORE = 16  # so many times more candidates for rows whose list was too short; a
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """The settings of R rows, one array entry each; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
-
-    `uniforms` are in [0, 1). `suppressed` pairs rows with token ids that must not come, int64 [2, S].
-    """
-
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int64]
-    top_p: npt.NDArray[np.float64]
-    min_p: npt.NDArray[np.float32]
-    uniforms: npt.NDArray[np.float64]
-    suppressed: npt.NDArray[np.int64] | None = None
-
-    @property
-    def greedy(self) -> npt.NDArray[np.bool_]:
-        return (self.temperature < GREEDY_BELOW) | (self.top_k == 1)
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Every row takes its best token, whichever it is."""
-        return self.suppressed is None and bool(self.greedy.all())
-
-
-@dataclass(frozen=True, slots=True)
 class Sampled:
-    """Token ids int64 [R] and, per row, whether the logits were sound; an unsound row has token 0."""
+    """Token ids int64 [R] and, per row, whether the model's logits were sound, and whether some token was left to
+    choose (None: in every row). A row that is not has token 0."""
 
     token_ids: torch.Tensor
     sound: torch.Tensor
+    has_choice: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +51,54 @@ class _Settings:
 
 
 class Sampler:
-    """Holds only a workspace of float32 weights [_SLICE_ROWS, vocabulary rounded up]."""
+    """Holds only a workspace of float32 weights [_SLICE_ROWS, vocabulary rounded up], and that of its editor."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         padded = -(-vocab_size // _GROUP) * _GROUP
         self._workspace = torch.zeros(_SLICE_ROWS, padded, dtype=torch.float32, device=device)
+        self._editor = LogitEditor(vocab_size, device)
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Sampled:
-        """One token for each row of logits [R, vocabulary]; suppressed logits are overwritten."""
-        if rows.suppressed is not None:
-            suppress(logits, *torch.from_numpy(rows.suppressed).to(self._device))
+        """One token for each row of the model's logits [R, vocabulary], which stay as they are."""
         peaks = find_peaks(logits)
-        greedy = rows.greedy
+        if not rows.is_edited:
+            token_ids = self._choose(logits, peaks, rows, np.True_)
+            return Sampled(token_ids.masked_fill(~peaks.sound, 0), peaks.sound)
+        edited = rows.edited
+        token_ids = self._choose(logits, peaks, rows, ~edited)
+        has_choice = torch.ones_like(peaks.sound)
+        for index in _slices(edited):
+            place = torch.from_numpy(index).to(self._device)
+            chosen, is_left = self._choose_edited(logits.index_select(0, place).float(), index, rows)
+            token_ids = token_ids.index_copy(0, place, chosen)
+            has_choice.index_copy_(0, place, is_left)
+        return Sampled(token_ids.masked_fill(~(peaks.sound & has_choice), 0), peaks.sound, has_choice)
+
+    def _choose_edited(
+        self, logits: torch.Tensor, index: npt.NDArray[np.int64], rows: SamplingRows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For a copy of some rows' logits: their tokens, and whether any was left."""
+        self._editor.edit(logits, index, rows)
+        peaks = find_peaks(logits)
+        chosen = self._choose(logits, peaks, rows.settings_of(index), np.True_)
+        return chosen, peaks.values > float("-inf")
+
+    def _choose(
+        self, logits: torch.Tensor, peaks: Peaks, rows: SamplingRows, wanted: npt.NDArray[np.bool_] | np.bool_
+    ) -> torch.Tensor:
+        """Token ids [R] of the wanted rows; those of the others mean nothing."""
+        drawn_rows = ~rows.greedy & wanted
         token_ids = peaks.token_ids
-        if not greedy.all():
-            filtered = ~greedy & (((rows.top_k > 0) & (rows.top_k < self._vocab_size)) | (rows.top_p < 1.0))
-            for chosen, draw in ((~greedy & ~filtered, self._draw_plain), (filtered, self._draw_filtered)):
+        if drawn_rows.any():
+            filtered = drawn_rows & (((rows.top_k > 0) & (rows.top_k < self._vocab_size)) | (rows.top_p < 1.0))
+            for chosen, draw in ((drawn_rows & ~filtered, self._draw_plain), (filtered, self._draw_filtered)):
                 for index in _slices(chosen):
                     place = torch.from_numpy(index).to(self._device)
                     drawn = draw(_rows_of(logits, index, place), peaks.values[place], rows, index)
                     token_ids = token_ids.index_copy(0, place, drawn)
-        return Sampled(token_ids.masked_fill(~peaks.sound, 0), peaks.sound)
+        return token_ids
 
     def _draw_plain(
         self, logits: torch.Tensor, largest: torch.Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]

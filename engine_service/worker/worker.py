@@ -6,27 +6,55 @@ Must not know: the scheduler, the network, text.
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine_service.core.plan import Failure, Plan, Result
+from engine_service.core.outcome import PositionLogprobs
+from engine_service.core.plan import Chunk, Failure, Plan, PromptLogprobs, Result
 from engine_service.worker.backend import ModelRunner, StepLogits
 from engine_service.worker.backend_registry import resolve_backend
 from engine_service.worker.config import WorkerConfig, WorkerInfo
 from engine_service.worker.input_batch import BatchLimits, InputBatch, StepInput
+from engine_service.worker.logits import find_peaks
+from engine_service.worker.logprobs import LogprobRows, logprob_rows
 from engine_service.worker.memory import free_memory, size_pool
 from engine_service.worker.sampler import Sampled, Sampler
+from engine_service.worker.scored_pieces import ScoredPiece, cut
 
 MAX_PLANS_IN_FLIGHT = 2
 _NOT_FINITE = "the model's logits were not finite"
 
 
+_NOTHING_LEFT = (
+    "no token is left to choose: the allowed and banned tokens, bad words and structured output of the request "
+    "exclude all of them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Log probabilities of prompt tokens at `start`, `start + 1`, ..., and whether the logits of each were sound."""
+
+    request_id: int
+    start: int
+    rows: LogprobRows
+    sound: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A plan that was given to the device; `sampled` may still be computed there."""
+    """A plan that was given to the device; what it gives may still be computed there.
+
+    `sampled` is of the requests in `request_ids`, `logprobs` of those among them that have their number in
+    `with_logprobs`.
+    """
 
     step: int
-    request_ids: tuple[int, ...]
-    sampled: Sampled | None
+    request_ids: tuple[int, ...] = ()
+    sampled: Sampled | None = None
+    with_logprobs: tuple[int, ...] = ()
+    logprobs: LogprobRows | None = None
+    scored: tuple[_Scored, ...] = ()
 
 
 class Worker:
@@ -54,50 +82,98 @@ class Worker:
         if len(self._launched) >= MAX_PLANS_IN_FLIGHT:
             raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are in flight; read a result first")
         with torch.inference_mode():
-            step = self._batch.advance(plan)
-            sampled = None if step is None else self._run(step)
-        request_ids = () if step is None else step.request_ids
-        self._launched.append(_Launched(plan.step, request_ids, sampled))
+            self._batch.take(plan)
+            pieces, chunks = self._cut(plan)
+            scored = tuple(part for piece in pieces if (part := self._score(piece)) is not None)
+            self._launched.append(self._launch(plan.step, chunks, scored))
 
     def result(self) -> Result:
         """The result of the oldest submitted plan; waits for the device."""
         launched = self._launched.popleft()
-        if launched.sampled is None:
-            return Result(launched.step, ())
-        tokens = zip(
-            launched.request_ids,
-            launched.sampled.token_ids.tolist(),
-            launched.sampled.sound.tolist(),
-            strict=True,
+        failures = {part.request_id: _NOT_FINITE for part in launched.scored if not bool(part.sound.all())}
+        tokens: list[tuple[int, int]] = []
+        if launched.sampled is not None:
+            failures |= _failures(launched.request_ids, launched.sampled)
+            tokens = list(zip(launched.request_ids, launched.sampled.token_ids.tolist(), strict=True))
+        return Result(
+            launched.step,
+            tuple(pair for pair in tokens if pair[0] not in failures) if failures else tuple(tokens),
+            tuple(Failure(name, message, message is _NOTHING_LEFT) for name, message in failures.items()),
+            _logprobs(launched, failures),
+            tuple(
+                PromptLogprobs(part.request_id, part.start, part.rows.entries())
+                for part in launched.scored
+                if part.request_id not in failures
+            ),
         )
-        sampled, failures = [], []
-        for request_id, token_id, sound in tokens:
-            if sound:
-                sampled.append((request_id, token_id))
-            else:
-                failures.append(Failure(request_id, _NOT_FINITE))
-        return Result(launched.step, tuple(sampled), tuple(failures))
 
     def close(self) -> None:
         """Forget what is in flight and free what the backend holds."""
         self._launched.clear()
         self._runner.close()
 
-    def _run(self, step: StepInput) -> Sampled | None:
-        """Forward pass and sampling; None when no chunk reaches its request's last token."""
-        best_only = step.sampling.is_plain_greedy
+    def _cut(self, plan: Plan) -> tuple[list[ScoredPiece], tuple[Chunk, ...]]:
+        if not self._batch.has_scored_prompts:
+            return [], plan.chunks
+        return cut(plan.chunks, self._batch.scored_prompt)
+
+    def _score(self, piece: ScoredPiece) -> _Scored | None:
+        """Compute a piece of a prompt; None when none of its positions is scored."""
+        step, following = self._batch.piece_input(piece)
+        output = self._runner.run(step, best_only=False)
+        count = len(following)
+        if count == 0:
+            return None
+        assert output.logits is not None
+        rows = torch.arange(count, device=output.logits.device)
+        logprobs = logprob_rows(output.logits, rows, following, np.full(count, piece.wanted))
+        sound = find_peaks(output.logits).sound
+        return _Scored(piece.chunk.request_id, piece.first_scored + 1, logprobs, sound)
+
+    def _launch(self, number: int, chunks: tuple[Chunk, ...], scored: tuple[_Scored, ...]) -> _Launched:
+        """Forward pass and sampling; no tokens when no chunk reaches its request's last token."""
+        if not chunks:
+            return _Launched(number, scored=scored)
+        step = self._batch.step_input(chunks)
+        wanted = step.num_logprobs
+        best_only = step.sampling.is_plain_greedy and wanted is None
         output = self._runner.run(step, best_only=best_only)
         if not step.request_ids:
-            return None
+            return _Launched(number, scored=scored)
         sampled = self._sample(output, step, best_only)
         self._batch.store(step, sampled)
-        return sampled
+        if wanted is None:
+            return _Launched(number, step.request_ids, sampled, scored=scored)
+        assert output.logits is not None
+        index = np.flatnonzero(wanted >= 0)
+        rows = torch.from_numpy(index).to(output.logits.device)
+        logprobs = logprob_rows(output.logits, rows, sampled.token_ids[rows], wanted[index])
+        return _Launched(number, step.request_ids, sampled, tuple(index.tolist()), logprobs, scored)
 
     def _sample(self, output: StepLogits, step: StepInput, best_only: bool) -> Sampled:
         if best_only and output.best is not None:
             return Sampled(output.best.clamp(min=0), output.best >= 0)
         assert output.logits is not None
         return self._sampler.sample(output.logits, step.sampling)
+
+
+def _failures(request_ids: tuple[int, ...], sampled: Sampled) -> dict[int, str]:
+    """The requests that got no token, and why. A message stands for its reason: it is compared by identity."""
+    sound = sampled.sound.tolist()
+    has_choice = sound if sampled.has_choice is None else sampled.has_choice.tolist()
+    return {
+        request_id: _NOTHING_LEFT if is_sound else _NOT_FINITE
+        for request_id, is_sound, is_left in zip(request_ids, sound, has_choice, strict=True)
+        if not (is_sound and is_left)
+    }
+
+
+def _logprobs(launched: _Launched, failures: dict[int, str]) -> tuple[tuple[int, PositionLogprobs], ...]:
+    if launched.logprobs is None:
+        return ()
+    names = (launched.request_ids[number] for number in launched.with_logprobs)
+    entries = zip(names, launched.logprobs.entries(), strict=True)
+    return tuple(entry for entry in entries if entry[0] not in failures)
 
 
 def build_worker(config: WorkerConfig) -> Worker:

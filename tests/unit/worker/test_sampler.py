@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine_service.core.sampling import SamplingParams
 from engine_service.worker.philox import uniforms
-from engine_service.worker.sampler import Sampler, SamplingRows
+from engine_service.worker.sampler import Sampler
+from engine_service.worker.sampling_rows import SamplingRows
 from tests.fixtures.reference_sampling import sample_one
 
 CPU = torch.device("cpu")
