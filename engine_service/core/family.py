@@ -3,7 +3,26 @@
 Must not know: blocks, budgets, the queue's data structure, the clock.
 """
 
+from dataclasses import replace
+
 from engine_service.core.request import Request
+from engine_service.core.sampling import SamplingParams
+
+_SEEDS = 1 << 64
+_MAX_SEED = (1 << 63) - 1
+
+
+def seed_of(seed: int, place: int) -> int:
+    """The seed of sample `place`: seed + place, from the largest int64 on to the smallest."""
+    seed += place
+    return seed if seed <= _MAX_SEED else seed - _SEEDS
+
+
+def sampling_of(sampling: SamplingParams, place: int) -> SamplingParams:
+    """How sample `place` of a submission is sampled. Only the first one tells of the prompt."""
+    if place == 0:
+        return sampling
+    return replace(sampling, seed=seed_of(sampling.seed, place), prompt_logprobs=None)
 
 
 class Family:

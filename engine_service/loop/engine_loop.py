@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine_service.core.admission import EngineLimits, check_request
+from engine_service.core.family import Family, sampling_of
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RequestNews
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
@@ -101,19 +102,12 @@ class EngineLoop:
         # The front has checked it; checked again, so that no request can break the loop all others live in.
         refusal = check_request(command.token_ids, command.sampling, self._limits)
         if refusal is None:
-            request = Request(
-                command.request_id,
-                command.token_ids,
-                command.sampling,
-                arrival=now,
-                deadline=None if command.timeout_s is None else now + command.timeout_s,
-                cache_salt=command.cache_salt,
-            )
-            refusal = self._scheduler.submit(request)
-        if refusal is None:
-            self._timings.arrived(command.request_id, now)
-        else:
-            self._refused.append(_refused(command, refusal))
+            refusal = self._scheduler.submit(*_samples(command, now))
+        for request_id in range(command.request_id, command.request_id + command.samples):
+            if refusal is None:
+                self._timings.arrived(request_id, now)
+            else:
+                self._refused.append(_refused(request_id, len(command.token_ids), refusal))
 
     def _submit_next(self, now: float) -> Plan | None:
         plan = self._scheduler.plan(now)
@@ -131,6 +125,24 @@ class EngineLoop:
             self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished))
 
 
-def _refused(command: Submit, refusal: Refusal) -> RequestNews:
-    finish = Finish(FinishReason.ERROR, len(command.token_ids), 0, 0, error=refusal)
-    return RequestNews(command.request_id, (), finish)
+def _samples(command: Submit, now: float) -> list[Request]:
+    """One request for each sample."""
+    family = Family() if command.samples > 1 else None
+    return [
+        Request(
+            command.request_id + place,
+            command.token_ids,
+            sampling_of(command.sampling, place),
+            arrival=now,
+            deadline=None if command.timeout_s is None else now + command.timeout_s,
+            cache_salt=command.cache_salt,
+            priority=command.priority,
+            family=family,
+        )
+        for place in range(command.samples)
+    ]
+
+
+def _refused(request_id: int, prompt_tokens: int, refusal: Refusal) -> RequestNews:
+    finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
+    return RequestNews(request_id, (), finish)
