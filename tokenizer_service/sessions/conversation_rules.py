@@ -129,9 +129,7 @@ def _continuation_violations(prompt: ConversationPrompt) -> Iterator[Violation]:
         yield Violation("continue_final_message", "excludes add_generation_prompt")
     if prompt.messages and prompt.messages[-1].role != "assistant":
         role = prompt.messages[-1].role[:64]
-        yield Violation(
-            "continue_final_message", f"only an assistant's turn is continued, the last role is {role!r}"
-        )
+        yield Violation("continue_final_message", f"only an assistant's turn is continued, the last role is {role!r}")
 
 
 def _template_violations(template: str, is_allowed: bool) -> Iterator[Violation]:

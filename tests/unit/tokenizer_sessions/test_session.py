@@ -1,102 +1,17 @@
 """TextSession without sockets: the engine's news in, events out."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_service.engines.messages import EngineFinish, FinishReason, TokenNews, TokenSink, TokenStream, Usage
+from tests.unit.tokenizer_sessions.session_parts import FACTS, LIMITS, finished, news, started
+from tokenizer_service.engines.messages import FinishReason, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
-from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
-from tokenizer_service.sessions.session import ReadLimits, SessionFacts, TextSession
-from tokenizer_service.text.stop_strings import StopStrings
-
-
-class Letters:
-    """A detokenizer whose token n is the n-th letter; token 100 is the first half of "é", 101 the second."""
-
-    def __init__(self) -> None:
-        self._half = False
-
-    def add(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._one(token_id) for token_id in token_ids)
-
-    def _one(self, token_id: int) -> str:
-        if token_id == 666:
-            raise RuntimeError("broken")
-        if token_id == 100:
-            self._half = True
-            return ""
-        if token_id == 101:
-            self._half = False
-            return "é"
-        return chr(ord("a") + token_id)
-
-    def finish(self) -> str:
-        return "\ufffd" if self._half else ""
-
-
-@dataclass(slots=True)
-class Engine:
-    """Records what the session asks of its stream."""
-
-    calls: list[str] = field(default_factory=list)
-
-    def cancel(self, index: int | None = None) -> None:
-        self.calls.append("cancel" if index is None else f"cancel {index}")
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-@dataclass(slots=True)
-class Watcher:
-    tokens: int = 0
-    stops: int = 0
-
-    def on_tokens(self, num_tokens: int, index: int) -> None:
-        self.tokens += num_tokens
-
-    def on_stop_string(self) -> None:
-        self.stops += 1
-
-
-FACTS = SessionFacts(
-    request_id="r", prompt_tokens=3, seed=9, deadline=None, include_stop=False, hidden_stop_reasons=frozenset({2})
-)
-LIMITS = ReadLimits(max_unread_tokens=10, max_unread_chars=1000, last_word_timeout_s=0.05)
-
-
-def started(
-    *stops: str, facts: SessionFacts = FACTS, limits: ReadLimits = LIMITS
-) -> tuple[TextSession, Engine, Watcher]:
-    engine, watcher = Engine(), Watcher()
-    assembler = TextAssembler(Letters(), StopStrings(stops, include=facts.include_stop) if stops else None)
-    session = TextSession(facts, [assembler], limits, watcher, letter)
-
-    def submit(_sink: TokenSink) -> TokenStream | Refusal:
-        return engine
-
-    assert session.start(submit) is None
-    return session, engine, watcher
-
-
-def letter(token_id: int) -> bytes:
-    return bytes([ord("a") + token_id])
-
-
-def news(token_ids: Sequence[int], finish: EngineFinish | None = None, index: int = 0) -> TokenNews:
-    return TokenNews(index, token_ids, finish)
-
-
-def finished(
-    reason: FinishReason = FinishReason.LENGTH, count: int = 0, stop: int | None = None, cached: int = 0
-) -> EngineFinish:
-    return EngineFinish(reason, Usage(3, count, cached), stop)
+from tokenizer_service.sessions.session import ReadLimits, TextSession
 
 
 async def events(session: TextSession) -> tuple[str, list[int], Completed | Failed]:
@@ -123,7 +38,7 @@ async def test_deltas_merge_while_nobody_reads() -> None:
         Completed(FinishReason.LENGTH, Usage(3, 4, 0), None, None, 9),
     )
     assert engine.calls == ["close", "close"]
-    assert watcher.tokens == 4
+    assert watcher.tokens == {0: 4}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +143,7 @@ async def test_nothing_comes_after_the_end() -> None:
     assert isinstance(end, Failed)
     assert end.refusal.code is RefusalCode.CANCELLED
     assert engine.calls[0] == "close"
-    assert watcher.tokens == 0
+    assert watcher.tokens == {}
 
 
 @given(
