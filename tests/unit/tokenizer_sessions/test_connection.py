@@ -66,6 +66,32 @@ async def test_outstanding_work_follows_the_tokens_and_ends_at_zero() -> None:
     assert len(sink.news) == 2
 
 
+async def test_samples_count_their_work_and_end_one_by_one() -> None:
+    made, sink = connection(), Sink()
+    given = TokenSubmission("r", [1] * 10, SamplingOptions(max_tokens=5, n=3))
+    stream = made.submit(given, sink)
+    assert not isinstance(stream, Refusal)
+    assert made.outstanding_tokens == 10 + 3 * 5
+    made._submits.clear()  # as if it had been sent
+    finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_STOP)
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5], index=2)))
+    assert made.outstanding_tokens == 3 + 2 * 5
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4], index=2, finish=finish)))
+    assert made.outstanding_tokens == 2 * 5
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=2, finish=finish)))  # late
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=3)))  # there is no such sample
+    stream.cancel(2)  # it has ended
+    stream.cancel(1)
+    stream.cancel(1)
+    assert list(made._cancels) == [(1, 1)]
+    made._dispatch(step(engine_pb2.RequestOutput(handle=1, index=1, finish=finish)))
+    assert made.num_live == 1
+    stream.close()
+    assert list(made._cancels) == [(1, 1), (1, None)]
+    assert (made.outstanding_tokens, made.num_live) == (0, 0)
+    assert [ids for ids, _ in sink.news] == [[4, 5], [4], []]
+
+
 @pytest.mark.parametrize(("max_tokens", "work"), [(None, 50), (5, 15), (1000, 50)])
 async def test_work_is_clamped_to_the_context(max_tokens: int | None, work: int) -> None:
     made = connection()
@@ -164,6 +190,7 @@ def test_a_deadline_becomes_a_timeout_that_is_never_negative(deadline: float, se
         ("request.prompt_token_ids", "prompt"),
         ("request.prompt_token_ids[3]", "prompt[3]"),
         ("request.cache_salt", "options.cache_salt"),
+        ("request.priority", "options.priority"),
         ("request.request_id", "request_id"),
     ],
 )
