@@ -54,6 +54,7 @@ class Ports:
 
     grpc: int
     metrics: int
+    http: int | None = None
 
 
 def start_service(name: str, log: Path, *flags: str) -> Service:
@@ -72,7 +73,7 @@ def wait_for_ports(service: Service, deadline: float) -> Ports:
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if event.get("event") == "listening":
-                    return Ports(int(event["grpc_port"]), int(event["metrics_port"]))
+                    return Ports(int(event["grpc_port"]), int(event["metrics_port"]), event.get("http_port"))
         service.assert_alive()
         time.sleep(POLL_S)
     raise StartFailed(f"the {service.name} service did not listen in time; its log is {service.log}")
@@ -100,12 +101,13 @@ class Stack:
         self._on_start = on_start
         self._services: list[Service] = []
 
-    def start(self, *flags: str) -> tuple[Ports, Ports]:
-        """Ports of engine and tokenizer service once an answer can be given. Raises StartFailed."""
+    def start(self, *flags: str, tokenizer_flags: tuple[str, ...] = ()) -> tuple[Ports, Ports]:
+        """Ports of engine and tokenizer service (`flags` for both) once an answer can be given. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         engine = wait_for_ports(self._start("engine", *flags), deadline)
         address = f"127.0.0.1:{engine.grpc}"
-        tokenizer = wait_for_ports(self._start("tokenizer", *flags, "--engine", address), deadline)
+        flags = (*flags, "--engine", address, *tokenizer_flags)
+        tokenizer = wait_for_ports(self._start("tokenizer", *flags), deadline)
         wait_until_ready(self._services, f"127.0.0.1:{tokenizer.grpc}", deadline)
         return engine, tokenizer
 
@@ -127,7 +129,7 @@ def run(prompt: str | None) -> int:
     is_interactive = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     stack = Stack("run-", on_start=lambda service: None)
     try:
-        _, tokenizer = stack.start("--port", "0", "--metrics-port", "0")
+        _, tokenizer = stack.start("--port", "0", "--metrics-port", "0", tokenizer_flags=("--no-http",))
         command = [sys.executable, "-m", "tokenwire_client.cli", "chat", "--target", f"127.0.0.1:{tokenizer.grpc}"]
         if not is_interactive:
             text = prompt or SAMPLE_PROMPT
@@ -151,7 +153,7 @@ def up() -> int:
         down()
         raise
     print(
-        f"ready: gRPC 127.0.0.1:{tokenizer.grpc}, engine 127.0.0.1:{engine.grpc}, "
+        f"ready: http://127.0.0.1:{tokenizer.http}/, gRPC 127.0.0.1:{tokenizer.grpc}, engine 127.0.0.1:{engine.grpc}, "
         f"metrics {tokenizer.metrics} and {engine.metrics}, logs in {RUN_FOLDER}/"
     )
     return 0

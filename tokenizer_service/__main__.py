@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 import socket
+import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -30,6 +31,13 @@ from tokenizer_service.engines.connection import ConnectionLimits, EngineConnect
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.router import Router
+from tokenizer_service.http.app import HttpParts, build_app
+from tokenizer_service.http.exchange import ExchangeLimits
+from tokenizer_service.http.generations import Generations
+from tokenizer_service.http.json_body import BodyLimits
+from tokenizer_service.http.keys import ApiKeys, BadKeys
+from tokenizer_service.http.protocol import ConnectionBounds
+from tokenizer_service.http.server import HttpServer
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
 from tokenizer_service.sessions.encode_pool import EncodePool
@@ -42,6 +50,7 @@ from tokenizer_service.text.prompt import ChatLimits
 
 # What the transport gets to send the last statuses.
 _STOP_GRACE_S = 1.0
+_NO_KEYS = ApiKeys()
 
 _log = structlog.get_logger()
 
@@ -63,8 +72,11 @@ def load_model(folder: Path, settings: TokenizerSettings) -> LoadedModel:
 class TokenizerApp:
     """All objects of one running service. Build it inside the event loop; then start, wait, stop."""
 
-    def __init__(self, settings: TokenizerSettings, model: LoadedModel, dice: random.Random) -> None:
+    def __init__(
+        self, settings: TokenizerSettings, model: LoadedModel, dice: random.Random, keys: ApiKeys = _NO_KEYS
+    ) -> None:
         self._settings = settings
+        self._keys = keys
         self._model = model
         self._dice = dice
         self.metrics = TokenizerMetrics(CollectorRegistry())
@@ -78,6 +90,8 @@ class TokenizerApp:
         self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
+        self.http_port: int | None = None
+        self._http: HttpServer | None = None
         self._is_draining = False
 
     def _connection(self, address: str) -> EngineConnection:
@@ -91,29 +105,63 @@ class TokenizerApp:
             on_change=self._engines_changed.set,
         )
 
-    def _servicer(self) -> TokenizerServicer:
-        metrics = self.metrics
+    def _texts(self) -> TextService:
+        return TextService(
+            encoder=self._model.encoder,
+            pool=self.pool,
+            router=self.router,
+            read_limits=ReadLimits(max_unread_tokens=self._settings.max_unread_tokens),
+            new_seed=lambda: self._dice.getrandbits(63),
+            observe_encode=self.metrics.encode_seconds.observe,
+        )
+
+    def _new_id(self) -> str:
+        return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
+
+    def _servicer(self, texts: TextService) -> TokenizerServicer:
         return TokenizerServicer(
-            runner=CallRunner(self.admission, metrics),
-            texts=TextService(
-                encoder=self._model.encoder,
-                pool=self.pool,
-                router=self.router,
-                read_limits=ReadLimits(max_unread_tokens=self._settings.max_unread_tokens),
-                new_seed=lambda: self._dice.getrandbits(63),
-                observe_encode=metrics.encode_seconds.observe,
-            ),
+            runner=CallRunner(self.admission, self.metrics),
+            texts=texts,
             sessions=self.sessions,
             model_name=self._settings.model_name,
             fingerprint=self._model.fingerprint,
-            new_id=lambda: str(uuid.UUID(int=self._dice.getrandbits(128), version=4)),
+            new_id=self._new_id,
             allow_chat_template=self._settings.allow_chat_template_override,
         )
+
+    def _http_server(self, texts: TextService) -> HttpServer:
+        settings = self._settings
+        generations = Generations(
+            runner=CallRunner(self.admission, self.metrics),
+            texts=texts,
+            sessions=self.sessions,
+            model_name=settings.model_name,
+            new_id=self._new_id,
+            allow_chat_template=settings.allow_chat_template_override,
+        )
+        parts = HttpParts(
+            generations=generations,
+            registry=self.metrics.registry,
+            is_ready=lambda: self._is_serving,
+            clock=time.time,
+            limits=ExchangeLimits(
+                BodyLimits(settings.max_request_bytes, settings.http_body_timeout), settings.http_write_timeout
+            ),
+            keys=self._keys,
+            cors_origins=settings.cors_origin,
+        )
+        bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout)
+        return HttpServer(build_app(parts), bounds, keep_alive_s=settings.http_keep_alive_timeout)
+
+    @property
+    def _is_serving(self) -> bool:
+        return self.router.num_connected > 0 and not self._is_draining
 
     async def start(self) -> None:
         """Listens and connects to the engines. Raises PortInUse."""
         settings = self._settings
-        add_to_server(self._servicer(), self._server)
+        texts = self._texts()
+        add_to_server(self._servicer(texts), self._server)
         await self._health.add_to(self._server)
         self.metrics.watch(
             active_requests=lambda: self.admission.num_active,
@@ -121,6 +169,10 @@ class TokenizerApp:
             encode_queue=lambda: self.pool.num_queued,
         )
         self.port = bind(self._server, settings.host, settings.port)
+        if settings.http:
+            self._http = self._http_server(texts)
+            self.http_port = self._http.bind(settings.http_host, settings.http_port)
+            await self._http.start()
         await self._server.start()
         self._tasks = [asyncio.create_task(connection.run()) for connection in self.router.connections]
         self._tasks.append(asyncio.create_task(self._keep_health()))
@@ -130,7 +182,7 @@ class TokenizerApp:
         while True:
             await self._engines_changed.wait()
             self._engines_changed.clear()
-            serving = self.router.num_connected > 0 and not self._is_draining
+            serving = self._is_serving
             if serving != self._health.is_serving:
                 await self._health.set_serving(serving)
                 _log.info("serving" if serving else "not_serving", engines=self.router.num_connected)
@@ -150,22 +202,26 @@ class TokenizerApp:
         self.admission.drain()
         self.sessions.fail_all(gone)
         await asyncio.to_thread(self.pool.close)
-        await self._server.stop(_STOP_GRACE_S)
+        await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._stop_http())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _stop_http(self) -> None:
+        if self._http is not None:
+            await self._http.stop(_STOP_GRACE_S)
 
-async def _serve(settings: TokenizerSettings, model: LoadedModel) -> None:
+
+async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys) -> None:
     signals = StopSignals()
     signals.install()
-    app = TokenizerApp(settings, model, random.SystemRandom())
+    app = TokenizerApp(settings, model, random.SystemRandom(), keys)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.stop)
         await app.start()
         metrics = _start_metrics(settings, app.metrics.registry)
         stack.push_async_callback(asyncio.to_thread, metrics.close)
-        _log.info("listening", grpc_port=app.port, metrics_port=metrics.port)
+        _log.info("listening", grpc_port=app.port, http_port=app.http_port, metrics_port=metrics.port)
         await signals.wait_graceful()
         await _drain(app, signals, settings.drain_timeout)
     _log.info("stopped")
@@ -193,9 +249,10 @@ def main() -> None:
     settings = load_settings(TokenizerSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
     configure_logging(level=settings.log_level, log_format=settings.log_format, service="tokenizer")
     try:
+        keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
-        asyncio.run(_serve(settings, model))
-    except (ModelNotFound, PortInUse) as error:
+        asyncio.run(_serve(settings, model, keys))
+    except (BadKeys, ModelNotFound, PortInUse) as error:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")

@@ -40,6 +40,31 @@ class TokenizerSettings(ServiceSettings):
     port: Port = Field(50050, description="port for gRPC; 0: any free one")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for /metrics")
     metrics_port: Port = Field(9090, description="port for /metrics; 0: any free one")
+    http: bool = Field(True, description="serve the OpenAI-compatible HTTP endpoint and the page at /")
+    http_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for HTTP")
+    http_port: Port = Field(8000, description="port for HTTP; 0: any free one")
+    api_key: tuple[str, ...] = Field(
+        (), max_length=1024, description="key that HTTP clients must send; best as a variable: others can see flags"
+    )
+    api_key_file: str | None = Field(
+        None, min_length=1, description="file of more such keys, as one hexadecimal SHA-256 a line"
+    )
+    cors_origin: tuple[str, ...] = Field(
+        (), max_length=256, description="origin whose web pages may use the HTTP endpoint (default: none)"
+    )
+    http_max_connections: int = Field(
+        8192, ge=1, le=1_000_000, description="HTTP connections open at once; more are refused"
+    )
+    http_header_timeout: float = Field(
+        10.0, gt=0, le=3600, description="seconds until the headers of an HTTP request must have come"
+    )
+    http_body_timeout: float = Field(60.0, gt=0, le=3600, description="seconds until its body must have come")
+    http_write_timeout: float = Field(
+        120.0, gt=0, le=86_400, description="seconds that an HTTP client may read nothing of an answer that is due"
+    )
+    http_keep_alive_timeout: int = Field(
+        75, ge=1, le=3600, description="seconds until an idle HTTP connection is closed"
+    )
     encode_threads: int = Field(2, ge=1, le=256, description="threads for templates and encoding")
     max_queued_encodes: int = Field(
         1024, ge=0, le=1_000_000, description="texts that may wait for such a thread; more are refused"

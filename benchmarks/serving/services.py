@@ -65,7 +65,7 @@ async def start_services(
 ) -> Services:
     """Returns once the tokenizer service is SERVING, for which it needs the engine."""
     engine = await start_engine(model, log, engine_flags, environment, deadline, started)
-    flags = ("--engine", engine.address, *tokenizer_flags)
+    flags = ("--engine", engine.address, "--http-port", "0", *tokenizer_flags)
     process = _service("tokenizer_service", log.with_suffix(".tokenizer.log"), model, flags, environment)
     started(process)
     port = int(str((await _event(process, "listening", deadline))["grpc_port"]))

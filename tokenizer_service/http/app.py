@@ -1,0 +1,130 @@
+"""Puts the HTTP application together: routes, what every request passes, and errors in OpenAI's shape.
+
+Starlette rather than FastAPI: requests are read by our own bounded JSON reader into pydantic types, and streams are
+written event by event, so that of FastAPI only its weight would be used. Must not know: sockets, settings.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tokenizer_service.http.endpoint import GenerationEndpoint
+from tokenizer_service.http.errors import HttpError
+from tokenizer_service.http.exchange import Exchange, ExchangeLimits
+from tokenizer_service.http.generations import Generations
+from tokenizer_service.http.guard import Guard, HttpMetrics
+from tokenizer_service.http.keys import ApiKeys
+from tokenizer_service.http.page import Page
+from tokenizer_service.http.plain_calls import PlainCalls
+from tokenizer_service.http.readers import Readers
+from tokenizer_service.http.service_endpoints import ServiceEndpoints, error_response
+from tokenizer_service.http.text_endpoints import TextEndpoints
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    """What the application is made of; `clock` gives Unix seconds."""
+
+    generations: Generations
+    registry: CollectorRegistry
+    is_ready: Callable[[], bool]
+    clock: Callable[[], float]
+    limits: ExchangeLimits
+    keys: ApiKeys
+    cors_origins: Sequence[str]
+
+
+def build_app(parts: HttpParts) -> ASGIApp:
+    routes = _routes(parts)
+    metrics = HttpMetrics(parts.registry, [route.path for route in routes])
+    middleware = [Middleware(Guard, keys=parts.keys, metrics=metrics, new_id=parts.generations.new_id)]
+    if parts.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(parts.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.insert(0, cors)
+    handlers = {HTTPException: _http_exception, Exception: _failure}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+def _routes(parts: HttpParts) -> list[Route]:
+    generations = parts.generations
+    open_exchange = partial(Exchange, limits=parts.limits)
+    readers = Readers(generations.texts, generations.model_name, generations.new_id, parts.clock)
+    texts = TextEndpoints(
+        PlainCalls(generations.runner, generations.texts),
+        open_exchange,
+        generations.model_name,
+        generations.allow_chat_template,
+    )
+    service = ServiceEndpoints(
+        generations.model_name,
+        int(parts.clock()),
+        generations.texts.router,
+        parts.registry,
+        parts.is_ready,
+        Page.load(),
+    )
+    generating = {
+        "/v1/chat/completions": ("HttpChat", readers.chat),
+        "/v1/completions": ("HttpCompletions", readers.completion),
+        "/v1/responses": ("HttpResponses", readers.response),
+    }
+    return [
+        *(
+            Route(path, GenerationEndpoint(method, generations, read, open_exchange), methods=["POST"])
+            for path, (method, read) in generating.items()
+        ),
+        Route("/tokenize", _Application(texts.tokenize), methods=["POST"]),
+        Route("/detokenize", _Application(texts.detokenize), methods=["POST"]),
+        Route("/v1/models", service.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", service.model, methods=["GET"]),
+        Route("/health", service.health, methods=["GET"]),
+        Route("/ready", service.ready, methods=["GET"]),
+        Route("/metrics", service.metrics, methods=["GET"]),
+        Route("/", service.index, methods=["GET"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Application:
+    """A bound method as an ASGI application: Starlette takes a plain function for a request handler."""
+
+    app: ASGIApp
+
+    async def __call__(self, *triple: object) -> None:
+        await self.app(*triple)  # type: ignore[arg-type]
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: an unknown path or a wrong method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    known = {
+        404: (f"there is nothing at {request.url.path[:256]}", "not_found"),
+        405: (f"{request.method[:32]} is not allowed here; {headers.get('Allow', '')} is", "method_not_allowed"),
+    }
+    text, code = known.get(error.status_code, ("the request cannot be served", None))
+    return error_response(HttpError(error.status_code, text, code=code, headers=headers))
+
+
+async def _failure(_request: Request, _error: Exception) -> Response:
+    """A failure of ours, which Starlette raises again for the log once this was sent."""
+    return error_response(HttpError(500, "the service failed on this request"))

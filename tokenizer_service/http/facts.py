@@ -1,0 +1,49 @@
+"""What is the same in every part of one answer, and small tools to write it.
+
+Must not know: any one API.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizer_service.engines.messages import FinishReason
+from tokenizer_service.sessions.events import Completed
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """`id` as the client sees it, `created` in Unix seconds; `n` samples of each prompt."""
+
+    id: str
+    created: int
+    model: str
+    n: int = 1
+    include_usage: bool = False
+    continuous_usage: bool = False
+    with_logprobs: bool = False
+    with_token_ids: bool = False
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def choice_index(self, place: int, sample: int) -> int:
+        """Prompt by prompt."""
+        return place * self.n + sample
+
+
+def compact(value: object) -> bytes:
+    """JSON in UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def finish_reason(end: Completed) -> str:
+    if end.reason is FinishReason.STOP and end.has_tool_calls:
+        return "tool_calls"
+    return end.reason.value
+
+
+def end_fields(end: Completed) -> dict[str, Any]:
+    """The end of a choice; `stop_reason` and `seed` are additions to OpenAI's."""
+    stop = end.stop_token_id if end.stop_string is None else end.stop_string
+    return {"finish_reason": finish_reason(end), "stop_reason": stop, "seed": end.seed}

@@ -1,0 +1,140 @@
+"""Serves the generations of one HTTP request, one for each prompt; each is counted and logged like an RPC.
+
+Must not know: HTTP, JSON, the shape of answers.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from tokenizer_service.api.calls import Call, CallRunner
+from tokenizer_service.engines.refusal import Refusal
+from tokenizer_service.engines.router import no_engine
+from tokenizer_service.sessions.events import Completed, Failed, TextDelta
+from tokenizer_service.sessions.live import LiveSessions
+from tokenizer_service.sessions.request import RequestDraft, TextRequest
+from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.sessions.validation import RequestRules, check_model, validate_request
+
+Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRefusal:
+    """Why the prompt at `place` is not (any longer) served; with it none of the others is."""
+
+    place: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to generate for one HTTP request; `deadline` is a reading of the loop's clock."""
+
+    method: str
+    drafts: Sequence[RequestDraft]
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """`model_name` is the only one served; `new_id` makes request ids.
+
+    `allow_chat_template`: a request may bring its own.
+    """
+
+    runner: CallRunner
+    texts: TextService
+    sessions: LiveSessions
+    model_name: str
+    new_id: Callable[[], str]
+    allow_chat_template: bool = False
+
+    async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
+        """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""
+        if len(job.drafts) == 1:
+            return await self._serve(job, 0, consume, None)
+        barrier, lock = asyncio.Barrier(len(job.drafts)), asyncio.Lock()
+
+        async def consume_alone(place: int, event: TextDelta | Completed) -> None:
+            async with lock:
+                await consume(place, event)
+
+        serve = partial(self._serve, job, consume=consume_alone, barrier=barrier)
+        return await _first_refusal([asyncio.create_task(serve(place)) for place in range(len(job.drafts))])
+
+    async def _serve(
+        self, job: Job, place: int, consume: Consumer, barrier: asyncio.Barrier | None
+    ) -> PlacedRefusal | None:
+        clock = asyncio.get_running_loop().time
+        call = Call(job.method, self.runner.metrics, clock, clock(), job.deadline)
+        body = partial(self._generate, partial(consume, place), barrier)
+        refusal = await self.runner.serve(call, job.drafts[place], body)
+        return None if refusal is None else PlacedRefusal(place, refusal)
+
+    async def _generate(
+        self,
+        consume: Callable[[TextDelta | Completed], Awaitable[None]],
+        barrier: asyncio.Barrier | None,
+        draft: RequestDraft,
+        call: Call,
+    ) -> Refusal | None:
+        request = self._validate(draft, call)
+        if isinstance(request, Refusal):
+            return request
+        call.request_id = request.request_id
+        refusal = self.runner.admission.claim_id(request.request_id)
+        if refusal is not None:
+            return refusal
+        try:
+            return await self._deliver(request, call, consume, barrier)
+        finally:
+            self.runner.admission.release_id(request.request_id)
+
+    def _validate(self, draft: RequestDraft, call: Call) -> TextRequest | Refusal:
+        model = self.texts.router.model()
+        if model is None:
+            return check_model(draft.model, self.model_name) or no_engine()
+        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
+        return validate_request(draft, rules, new_id=self.new_id(), deadline=call.deadline)
+
+    async def _deliver(
+        self,
+        request: TextRequest,
+        call: Call,
+        consume: Callable[[TextDelta | Completed], Awaitable[None]],
+        barrier: asyncio.Barrier | None,
+    ) -> Refusal | None:
+        session = await self.texts.open(request, call)
+        if isinstance(session, Refusal):
+            return session
+        call.prompt_tokens = session.prompt_tokens
+        running = session.num_samples
+        with self.sessions.keep(session):
+            if barrier is not None:
+                await barrier.wait()
+            while running:
+                event = await session.next_event()
+                if isinstance(event, Failed):
+                    return event.refusal
+                if isinstance(event, Completed):
+                    running -= 1
+                    call.on_completed(event)
+                await consume(event)
+        return None
+
+
+async def _first_refusal(tasks: "list[asyncio.Task[PlacedRefusal | None]]") -> PlacedRefusal | None:
+    """None when all are done; at the first refusal, or when the caller is cancelled, the others are cancelled."""
+    try:
+        for finished in asyncio.as_completed(tasks):
+            refusal = await finished
+            if refusal is not None:
+                return refusal
+        return None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""What every HTTP request passes: its id, its API key, one count of its answer.
+
+Must not know: what the endpoints do.
+"""
+
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp
+
+from tokenizer_service.http.errors import HttpError
+from tokenizer_service.http.exchange import REQUEST_ID, Receive, Scope, Send
+from tokenizer_service.http.keys import ApiKeys
+
+_log = structlog.get_logger()
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+MAX_ID_CHARS = 256
+Message: TypeAlias = MutableMapping[str, Any]
+
+
+class HttpMetrics:
+    """Answers by route and status; a path that is no route counts as "other"."""
+
+    def __init__(self, registry: CollectorRegistry, routes: Iterable[str]) -> None:
+        self._routes = frozenset(routes)
+        self._responses = Counter(
+            "tokenwire_tokenizer_http_responses",
+            "HTTP answers begun, by route and status; generations are also in requests_total.",
+            ["route", "status"],
+            registry=registry,
+        )
+
+    def count(self, path: str, status: int) -> None:
+        route = path if path in self._routes else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+        self._responses.labels(route=route, status=str(status)).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """ASGI middleware around everything. `new_id` names requests that came without an id."""
+
+    app: ASGIApp
+    keys: ApiKeys
+    metrics: HttpMetrics
+    new_id: Callable[[], str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        request_id = headers.get(REQUEST_ID, "")
+        error = _check_id(request_id) or self._check_key(scope, headers)
+        shown = self.new_id() if not request_id or error is not None else request_id
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.count(scope["path"], message["status"])
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID.encode(), shown.encode())]
+            await send(message)
+
+        if error is not None:
+            _log.info("http_refused", path=scope["path"][:256], status=error.status, request_id=shown)
+            await _answer(send_noted, error)
+            return
+        scope["headers"] = [item for item in scope["headers"] if item[0] != REQUEST_ID.encode()]
+        scope["headers"].append((REQUEST_ID.encode(), shown.encode()))
+        await self.app(scope, receive, send_noted)
+
+    def _check_key(self, scope: Scope, headers: Headers) -> HttpError | None:
+        # A preflight cannot carry a key.
+        if self.keys.is_open or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return None
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not key:
+            text = "an API key is needed: send it as the header 'Authorization: Bearer KEY'"
+            return HttpError(401, text, code="missing_api_key", headers={"www-authenticate": "Bearer"})
+        if not self.keys.accept(key.strip()):
+            text = "the API key is not valid"
+            return HttpError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return None
+
+
+def _check_id(request_id: str) -> HttpError | None:
+    if len(request_id) > MAX_ID_CHARS:
+        text = f"X-Request-Id: {len(request_id):,} characters exceed the limit of {MAX_ID_CHARS}"
+        return HttpError(400, text, "X-Request-Id")
+    if request_id and not (request_id.isascii() and request_id.isprintable()):
+        return HttpError(400, "X-Request-Id: only printable ASCII characters may be used", "X-Request-Id")
+    return None
+
+
+async def _answer(send: Send, error: HttpError) -> None:
+    body = error.body()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

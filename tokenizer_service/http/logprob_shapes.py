@@ -1,0 +1,82 @@
+"""Log probabilities in the shapes of OpenAI's two APIs and of vLLM's prompt log probabilities.
+
+Must not know: where they come from.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizer_service.sessions.events import TextLogprob, TextPositionLogprobs
+
+
+def chat_content(positions: Iterable[TextPositionLogprobs]) -> list[dict[str, Any]]:
+    """One entry for each token, as in `choices[].logprobs.content`."""
+    return [
+        {**_chat_token(position.token), "top_logprobs": [_chat_token(item) for item in position.top]}
+        for position in positions
+        if position.token is not None
+    ]
+
+
+def _chat_token(item: TextLogprob) -> dict[str, Any]:
+    return {"token": token_text(item.token), "logprob": item.logprob, "bytes": list(item.token)}
+
+
+def token_text(token: bytes) -> str:
+    """A part of a character is shown as U+FFFD; `bytes` tells which part."""
+    return token.decode(errors="replace")
+
+
+def prompt_positions(positions: Iterable[TextPositionLogprobs]) -> list[dict[str, Any] | None]:
+    """vLLM's form: one entry for each prompt token, by token id; None for the first."""
+    return [None if position.token is None else _by_id(position) for position in positions]
+
+
+def _by_id(position: TextPositionLogprobs) -> dict[str, Any]:
+    ranked = {item.token_id: (rank + 1, item) for rank, item in enumerate(position.top)}
+    if position.token is not None:
+        ranked[position.token.token_id] = (position.rank, position.token)
+    return {
+        str(token_id): {"logprob": item.logprob, "rank": rank, "decoded_token": token_text(item.token)}
+        for token_id, (rank, item) in ranked.items()
+    }
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of one choice of completions.
+
+    `text_offset` counts characters from the start of the choice's text. Only an echoed prompt has a token without
+    a log probability, its first; `first_text` is that token's text.
+    """
+
+    def __init__(self, first_text: str = "") -> None:
+        self._first_text = first_text
+        self._characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, positions: Iterable[TextPositionLogprobs]) -> dict[str, Any]:
+        """The object for these tokens, which follow those of the calls before."""
+        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for position in positions:
+            made["text_offset"].append(self._characters)
+            self._add(position.token, position.top, made)
+        return made
+
+    def _add(self, item: TextLogprob | None, top: Sequence[TextLogprob], made: dict[str, Any]) -> None:
+        if item is None:
+            made["tokens"].append(self._first_text)
+            made["token_logprobs"].append(None)
+            made["top_logprobs"].append(None)
+            self._characters += len(self._first_text)
+            return
+        made["tokens"].append(token_text(item.token))
+        made["token_logprobs"].append(item.logprob)
+        made["top_logprobs"].append({token_text(other.token): other.logprob for other in top} or None)
+        self._characters += len(self._decoder.decode(item.token))
+
+
+def first_token_text(prompt: str, positions: Iterable[TextPositionLogprobs]) -> str:
+    """What the other tokens leave of the prompt's start ("" for a token that the text does not show)."""
+    rest = b"".join(position.token.token for position in positions if position.token is not None)
+    return prompt[: max(0, len(prompt) - len(rest.decode(errors="replace")))]

@@ -1,0 +1,97 @@
+"""uvicorn's HTTP connection with the bounds it lacks: connections, size and time of headers, a way to cut it off.
+
+Must not know: the application.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tokenizer_service.http.errors import HttpError
+from tokenizer_service.http.exchange import ABORT
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """`header_timeout_s`: from the connection, or the first byte of a later request, to the end of its headers."""
+
+    max_connections: int
+    header_timeout_s: float
+    max_header_bytes: int = 64 * 1024
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A request that breaks a bound is answered in OpenAI's shape and the connection closed."""
+
+    def __init__(self, bounds: ConnectionBounds, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self._bounds = bounds
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.max_connections:
+            text = f"the limit of {self._bounds.max_connections:,} connections is reached"
+            self._refuse(HttpError(503, text, code="service_unavailable", headers={"retry-after": "1"}))
+            return
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_done()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._header_timer is None or self.transport.is_closing():
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > self._bounds.max_header_bytes:
+            text = f"the headers exceed the limit of {self._bounds.max_header_bytes:,} bytes"
+            self._refuse(HttpError(431, text))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # No server is asked for this extension but ours: it ends the connection without sending what is buffered.
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        if self._header_timer is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._headers_done()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HttpError(400, "the request is not valid HTTP/1.1"))
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        self._header_timer = self.loop.call_later(self._bounds.header_timeout_s, self._headers_late)
+
+    def _headers_done(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _headers_late(self) -> None:
+        text = f"the headers did not arrive within {self._bounds.header_timeout_s:g} seconds"
+        self._refuse(HttpError(408, text))
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answers without the application. In the middle of another answer only closes."""
+        self._headers_done()
+        if self.cycle is None or self.cycle.response_complete:
+            body = error.body()
+            fields = {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+                **error.headers,
+            }
+            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
+        self.transport.close()

@@ -1,0 +1,176 @@
+"""Turns the JSON object of a generating request into what to generate and how to answer.
+
+Must not know: sockets, engines.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tokenizer_service.engines.messages import SamplingOptions
+from tokenizer_service.engines.refusal import Refusal
+from tokenizer_service.http.chat import ChatAnswer, ChatStream
+from tokenizer_service.http.chat_fields import ChatFields, chat_prompt, chat_sampling
+from tokenizer_service.http.completion_fields import (
+    CompletionFields,
+    CompletionPrompt,
+    completion_prompts,
+    completion_sampling,
+    is_list_of_prompts,
+)
+from tokenizer_service.http.completions import CompletionAnswer, CompletionOptions, CompletionStream
+from tokenizer_service.http.endpoint import Generation
+from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
+from tokenizer_service.http.facts import AnswerFacts
+from tokenizer_service.http.fields import read_fields
+from tokenizer_service.http.generation_fields import GenerationFields, SampledFields, generation_options
+from tokenizer_service.http.json_body import JsonObject
+from tokenizer_service.http.response_fields import ResponseFields, response_prompt, response_sampling
+from tokenizer_service.http.responses import ResponseAnswer, ResponseFacts, ResponseStream
+from tokenizer_service.sessions.request import GenerationOptions, Prompt, RequestDraft, TextPrompt
+from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.sessions.validation import check_model
+
+_CHAT_NAMES = FieldNames({"request_id": "X-Request-Id", "tool_choice.mode": "tool_choice"}, wraps_functions=True)
+_COMPLETION_NAMES = FieldNames({"request_id": "X-Request-Id"})
+_RESPONSE_NAMES = FieldNames(
+    {
+        "request_id": "X-Request-Id",
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "tool_choice.mode": "tool_choice",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """`clock` gives Unix seconds. Each method is the `read` of a GenerationEndpoint."""
+
+    texts: TextService
+    model_name: str
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+
+    async def chat(self, value: JsonObject, request_id: str) -> Generation | HttpError:
+        fields = read_fields(ChatFields, value)
+        if isinstance(fields, HttpError):
+            return fields
+        prompt = chat_prompt(fields)
+        sampling = chat_sampling(fields)
+        if isinstance(prompt, HttpError) or isinstance(sampling, HttpError):
+            return prompt if isinstance(prompt, HttpError) else sampling  # type: ignore[return-value]
+        options = await self._options(fields, sampling[1])
+        if isinstance(options, HttpError):
+            return options
+        names = _CHAT_NAMES.beside(sampling[0])
+        drafts = self._drafts(fields, request_id, [prompt], options)
+        facts = self._facts("chatcmpl-", fields, drafts, with_logprobs=fields.logprobs)
+        if fields.stream:
+            return Generation(drafts, lambda _: names, stream=ChatStream(facts))
+        return Generation(drafts, lambda _: names, answer=ChatAnswer(facts))
+
+    async def completion(self, value: JsonObject, request_id: str) -> Generation | HttpError:
+        fields = read_fields(CompletionFields, value)
+        if isinstance(fields, HttpError):
+            return fields
+        prompts = completion_prompts(fields)
+        sampling = completion_sampling(fields)
+        if isinstance(prompts, HttpError) or isinstance(sampling, HttpError):
+            return prompts if isinstance(prompts, HttpError) else sampling  # type: ignore[return-value]
+        names = partial(_prompt_names, _COMPLETION_NAMES.beside(sampling[0]), is_list_of_prompts(fields.prompt))
+        options = await self._options(fields, sampling[1])
+        if isinstance(options, HttpError):
+            return options
+        echoes = await self._echoes(fields, prompts, names)
+        if isinstance(echoes, HttpError):
+            return echoes
+        drafts = self._drafts(fields, request_id, prompts, options)
+        facts = self._facts("cmpl-", fields, drafts, with_logprobs=fields.logprobs is not None)
+        shape = CompletionOptions(echoes, with_prompt_logprobs=fields.prompt_logprobs is not None)
+        if fields.stream:
+            return Generation(drafts, names, stream=CompletionStream(facts, shape))
+        return Generation(drafts, names, answer=CompletionAnswer(facts, shape))
+
+    async def response(self, value: JsonObject, request_id: str) -> Generation | HttpError:
+        fields = read_fields(ResponseFields, value)
+        if isinstance(fields, HttpError):
+            return fields
+        prompt = response_prompt(fields)
+        if isinstance(prompt, HttpError):
+            return prompt
+        structure_name, sampling = response_sampling(fields)
+        options = await self._options(fields, sampling)
+        if isinstance(options, HttpError):
+            return options
+        names = _RESPONSE_NAMES.beside({"structured_output": structure_name})
+        drafts = self._drafts(fields, request_id, [prompt], options)
+        facts = ResponseFacts(drafts[0].request_id, int(self.clock()), self.model_name, fields)
+        if fields.stream:
+            return Generation(drafts, lambda _: names, stream=ResponseStream(facts))
+        return Generation(drafts, lambda _: names, answer=ResponseAnswer(facts))
+
+    async def _options(self, fields: GenerationFields, sampling: SamplingOptions) -> GenerationOptions | HttpError:
+        """Words that may not come are encoded here: the engine knows tokens only."""
+        refusal = check_model(fields.model, self.model_name)
+        if refusal is not None:
+            return http_error(refusal, FieldNames())
+        bad_words = list[tuple[int, ...]]()
+        for place, word in enumerate(fields.bad_words or ()):
+            # In the middle of a text most tokenizers write a word with the space before it.
+            for form in dict.fromkeys((word, f" {word.lstrip()}")):
+                ids = await self.texts.tokenize(TextPrompt(form, add_special_tokens=False), tuple)
+                if isinstance(ids, Refusal):
+                    return http_error(ids, FieldNames({"text": f"bad_words[{place}]"}))
+                bad_words.append(ids)
+        return generation_options(fields, sampling, tuple(dict.fromkeys(bad_words)))
+
+    async def _echoes(
+        self, fields: CompletionFields, prompts: Sequence[CompletionPrompt], names: Callable[[int], FieldNames]
+    ) -> list[str] | HttpError | None:
+        if not fields.echo:
+            return None
+        if fields.stream and fields.logprobs is not None and (fields.n or 1) > 1:
+            return bad_field("echo", "with stream and logprobs n must be 1")
+        texts = list[str]()
+        for place, prompt in enumerate(prompts):
+            text = await self._text(prompt, fields.skip_special_tokens)
+            if isinstance(text, Refusal):
+                return http_error(text, names(place))
+            texts.append(text)
+        return texts
+
+    async def _text(self, prompt: CompletionPrompt, skip_special_tokens: bool) -> str | Refusal:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return await self.texts.detokenize(prompt.token_ids, skip_special_tokens, str)
+
+    def _drafts(
+        self, fields: GenerationFields, request_id: str, prompts: Sequence[Prompt], options: GenerationOptions
+    ) -> list[RequestDraft]:
+        """Of several prompts each has an id of its own, made from the request's."""
+        base = request_id or self.new_id()
+        ids = [base] if len(prompts) == 1 else [f"{base}-{place}" for place in range(len(prompts))]
+        return [RequestDraft(fields.model, ids[place], prompt, options) for place, prompt in enumerate(prompts)]
+
+    def _facts(
+        self, prefix: str, fields: SampledFields, drafts: Sequence[RequestDraft], *, with_logprobs: bool
+    ) -> AnswerFacts:
+        base = drafts[0].request_id
+        usage = fields.stream_options
+        return AnswerFacts(
+            id=prefix + (base if len(drafts) == 1 else base.rsplit("-", 1)[0]),
+            created=int(self.clock()),
+            model=self.model_name,
+            n=fields.n or 1,
+            include_usage=usage is not None and (usage.include_usage or usage.continuous_usage_stats),
+            continuous_usage=usage is not None and usage.continuous_usage_stats,
+            with_logprobs=with_logprobs,
+            with_token_ids=fields.return_token_ids,
+        )
+
+
+def _prompt_names(names: FieldNames, is_list: bool, place: int) -> FieldNames:
+    """Both kinds of prompt are `prompt` here, or one of its entries."""
+    path = f"prompt[{place}]" if is_list else "prompt"
+    return names.beside({"text": path, "token_ids.ids": path, "token_ids": path, "prompt": path})
