@@ -15,6 +15,9 @@ from engine_service.worker.config import Device
 
 StepT = TypeVar("StepT")
 
+BlockCopies = Sequence[tuple[int, int]]
+"""Pairs (source block, destination block); no destination is a source, and each is named once."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -77,6 +80,10 @@ class AttentionBackend(Protocol, Generic[StepT]):
 
         `query` [T, query heads, key dim] -> [T, query heads, value dim]. The step's KV is written before.
         """
+        ...
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        """Copy whole blocks of every layer, before the next step."""
         ...
 
 

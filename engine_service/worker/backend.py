@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from engine_service.worker.attention import BlockCopies
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.input_batch import StepInput
 
@@ -43,6 +44,10 @@ class ModelRunner(Protocol):
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
         """Compute the step's tokens and store their KV. `best_only`: a backend that fills `best` may leave the
         logits out."""
+        ...
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        """Copy whole KV blocks, all layers; the next step sees the copies."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_service.worker.attention import AttentionBackend, BatchLayout, KvGeometry, LayerShape
+from engine_service.worker.attention import AttentionBackend, BatchLayout, BlockCopies, KvGeometry, LayerShape
 from engine_service.worker.config import Device
 from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, PoolSize, batch_struct
 from engine_service.worker.kernels.fused_weights import padded_head
@@ -63,6 +63,9 @@ class CpuAttention:
 
     def attend(self, layer: int, query: torch.Tensor, step: BatchStruct) -> torch.Tensor:
         return self._kernels.attend(layer, step, query, self._windows[layer])
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        self._kernels.copy_blocks(pairs)
 
 
 def _head_shape(layer: LayerShape) -> HeadShape:

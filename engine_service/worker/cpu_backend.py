@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine_service.worker.attention import BlockCopies
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.checkpoint import (
     Checkpoint,
@@ -170,6 +171,9 @@ class FusedRunner:
         )
         output = self._model.step(batch, want_logits=not best_only)
         return StepLogits(None if best_only else output.logits, output.best)
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        self._model.copy_blocks(pairs)
 
     def close(self) -> None:
         self._model.close()

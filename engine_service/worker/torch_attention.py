@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine_service.worker.attention import AttentionBackend, BatchLayout, KvGeometry, LayerShape
+from engine_service.worker.attention import AttentionBackend, BatchLayout, BlockCopies, KvGeometry, LayerShape
 from engine_service.worker.config import Device
 from engine_service.worker.kv_storage import LayerKv, allocate_kv, kv_bytes_per_block
 
@@ -63,6 +63,12 @@ class TorchAttention:
             values = kv.values.index_select(0, view.blocks).flatten(0, 1)[view.first : view.last]
             out[view.begin : view.end] = _attend_one(query[view.begin : view.end], keys, values, view.mask, shape)
         return out
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        sources, destinations = torch.tensor(pairs, device=self._geometry.device).unbind(1)
+        for kv in self._layers:
+            kv.keys.index_copy_(0, destinations, kv.keys.index_select(0, sources))
+            kv.values.index_copy_(0, destinations, kv.values.index_select(0, sources))
 
     def _request_views(self, layout: BatchLayout, window: int | None) -> list[_RequestView]:
         views = []

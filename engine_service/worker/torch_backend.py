@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_service.worker.attention import AttentionBackend, AttentionKind, KvGeometry
+from engine_service.worker.attention import AttentionBackend, AttentionKind, BlockCopies, KvGeometry
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
@@ -74,6 +74,9 @@ class GenericRunner:
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
         context = StepContext(self._attention, step.layout)
         return StepLogits(self._model.forward(step.input_ids, step.positions, step.sample_rows, context), None)
+
+    def copy_blocks(self, pairs: BlockCopies) -> None:
+        self._attention.copy_blocks(pairs)
 
     def close(self) -> None:
         """Memory goes when the runner does."""

@@ -46,7 +46,7 @@ class _Launched:
     """A plan that was given to the device; what it gives may still be computed there.
 
     `sampled` is of the requests in `request_ids`, `logprobs` of those among them that have their number in
-    `with_logprobs`.
+    `with_logprobs`. `off_grammar`: the requests that cannot follow their grammar, and why.
     """
 
     step: int
@@ -55,6 +55,7 @@ class _Launched:
     with_logprobs: tuple[int, ...] = ()
     logprobs: LogprobRows | None = None
     scored: tuple[_Scored, ...] = ()
+    off_grammar: dict[int, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -70,11 +71,13 @@ class Worker:
         runner: ModelRunner,
         batch: InputBatch,
         sampler: Sampler,
+        grammars: RowGrammars,
     ) -> None:
         self.info = info
         self._runner = runner
         self._batch = batch
         self._sampler = sampler
+        self._grammars = grammars
         self._launched: deque[_Launched] = deque()
 
     def submit(self, plan: Plan) -> None:
@@ -83,6 +86,9 @@ class Worker:
             raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are in flight; read a result first")
         with torch.inference_mode():
             self._batch.take(plan)
+            self._grammars.take(plan)
+            if plan.copies:
+                self._runner.copy_blocks(plan.copies)
             pieces, chunks = self._cut(plan)
             scored = tuple(part for piece in pieces if (part := self._score(piece)) is not None)
             self._launched.append(self._launch(plan.step, chunks, scored))
@@ -95,10 +101,15 @@ class Worker:
         if launched.sampled is not None:
             failures |= _failures(launched.request_ids, launched.sampled)
             tokens = list(zip(launched.request_ids, launched.sampled.token_ids.tolist(), strict=True))
+        failures |= launched.off_grammar
+        clients = launched.off_grammar.keys()
         return Result(
             launched.step,
             tuple(pair for pair in tokens if pair[0] not in failures) if failures else tuple(tokens),
-            tuple(Failure(name, message, message is _NOTHING_LEFT) for name, message in failures.items()),
+            tuple(
+                Failure(name, message, name in clients or message is _NOTHING_LEFT)
+                for name, message in failures.items()
+            ),
             _logprobs(launched, failures),
             tuple(
                 PromptLogprobs(part.request_id, part.start, part.rows.entries())
@@ -136,19 +147,31 @@ class Worker:
             return _Launched(number, scored=scored)
         step = self._batch.step_input(chunks)
         wanted = step.num_logprobs
-        best_only = step.sampling.is_plain_greedy and wanted is None
+        ruled = self._grammars.places(step.request_ids)
+        best_only = step.sampling.is_plain_greedy and wanted is None and not ruled
         output = self._runner.run(step, best_only=best_only)
         if not step.request_ids:
             return _Launched(number, scored=scored)
+        # The pass is under way: a device computes while the masks are made here.
+        step = self._masked(step, ruled) if ruled else step
         sampled = self._sample(output, step, best_only)
         self._batch.store(step, sampled)
+        if ruled:
+            self._grammars.sampled(ruled, sampled.token_ids.tolist)
+        off_grammar = self._grammars.failures(step.request_ids)
         if wanted is None:
-            return _Launched(number, step.request_ids, sampled, scored=scored)
+            return _Launched(number, step.request_ids, sampled, scored=scored, off_grammar=off_grammar)
         assert output.logits is not None
         index = np.flatnonzero(wanted >= 0)
         rows = torch.from_numpy(index).to(output.logits.device)
         logprobs = logprob_rows(output.logits, rows, sampled.token_ids[rows], wanted[index])
-        return _Launched(number, step.request_ids, sampled, tuple(index.tolist()), logprobs, scored)
+        return _Launched(number, step.request_ids, sampled, tuple(index.tolist()), logprobs, scored, off_grammar)
+
+    def _masked(self, step: StepInput, ruled: list[tuple[int, int]]) -> StepInput:
+        """The step with the masks of the rows that have a grammar."""
+        places, bits = self._grammars.masks(ruled)
+        masks = TokenMasks(places, torch.from_numpy(bits)) if len(places) else None
+        return replace(step, sampling=replace(step.sampling, masks=masks))
 
     def _sample(self, output: StepLogits, step: StepInput, best_only: bool) -> Sampled:
         if best_only and output.best is not None:

@@ -78,6 +78,11 @@ TOKENWIRE_API int tokenwire_decoder_step(void* handle, const DecoderStep* step, 
     });
 }
 
+// Copies whole KV blocks of every layer; `blocks` are pairs: source, destination.
+TOKENWIRE_API void tokenwire_decoder_copy_blocks(void* handle, int pairs, const int32_t* blocks) {
+    static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) { decoder.copy_blocks(pairs, blocks); });
+}
+
 TOKENWIRE_API int64_t tokenwire_decoder_weight_bytes(void* handle) {
     return static_cast<DecoderHandle*>(handle)->with(
         [](auto& decoder) { return static_cast<int64_t>(decoder.weight_bytes()); });

@@ -120,6 +120,16 @@ TOKENWIRE_API int tokenwire_paged_write(void* handle, int layer, const Batch* ba
     });
 }
 
+// Copies whole KV blocks of every layer; `blocks` are pairs: source, destination.
+TOKENWIRE_API void tokenwire_paged_copy_blocks(void* handle, int pairs, const int32_t* blocks) {
+    auto* paged = static_cast<PagedHandle*>(handle);
+    if (paged->single) {
+        paged->single->copy_blocks(pairs, blocks);
+    } else {
+        paged->half->copy_blocks(pairs, blocks);
+    }
+}
+
 TOKENWIRE_API int tokenwire_paged_attend(void* handle, int layer, const Batch* batch, int window, const void* queries,
                                          const int64_t* strides, void* out, char* error) {
     return guarded(error, [&] {

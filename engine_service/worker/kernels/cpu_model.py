@@ -5,7 +5,7 @@ Must not know: requests, plans, sampling, where weights come from.
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
@@ -21,6 +21,7 @@ from engine_service.worker.kernels.library import (
     DecoderStepStruct,
     NumberType,
     ThreadTeam,
+    int_pairs,
 )
 
 STAGES = ("embed", "norm", "qkv", "rotary", "attention", "output", "gate_up", "down", "head")
@@ -168,6 +169,10 @@ class CpuModel:
         )
         self._library.checked("decoder_step", self._open_handle, ctypes.byref(step))
         return StepOutput(self._logits[: sampled if want_logits else 0], self._best[:sampled])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole KV blocks of every layer: (source, destination), no destination being a source."""
+        self._library.call("decoder_copy_blocks", self._open_handle, len(pairs), int_pairs(pairs))
 
     @property
     def weight_bytes(self) -> int:

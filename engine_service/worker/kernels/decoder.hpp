@@ -103,6 +103,9 @@ public:
     bool set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns);
     void set_window(int layer, int window) { layers_[static_cast<size_t>(layer)].window = window; }
     void step(const DecoderStep& step);
+    void copy_blocks(int pairs, const int32_t* blocks) {
+        for (Layer<Weight>& layer : layers_) tokenwire::copy_blocks(*layer.kv, config_.block_size, pairs, blocks);
+    }
 
     size_t weight_bytes() const;
     size_t kv_bytes() const;

@@ -38,6 +38,13 @@ public:
         write_lane(keys_.data() + at, values_.data() + at, lane, key, value);
     }
 
+    // Copies keys and values of `count` neighbouring groups, all heads.
+    void copy(int64_t from, int64_t to, int64_t count) {
+        const size_t bytes = offset(count, 0) * sizeof(T);
+        std::memcpy(keys_.data() + offset(to, 0), keys_.data() + offset(from, 0), bytes);
+        std::memcpy(values_.data() + offset(to, 0), values_.data() + offset(from, 0), bytes);
+    }
+
 private:
     void write_lane(float* keys, float* values, int lane, const float* key, const float* value) {
         for (int d = 0; d < head_; ++d) keys[d * kGroupSlots + lane] = key[d];
@@ -78,5 +85,12 @@ private:
     Buffer<T> keys_;
     Buffer<T> values_;
 };
+
+// Copies whole blocks of a layer; `blocks` are pairs: source, destination.
+template <class T>
+void copy_blocks(LayerPool<T>& pool, int block_size, int pairs, const int32_t* blocks) {
+    const int64_t groups = block_size / kGroupSlots;
+    for (int i = 0; i < pairs; ++i) pool.copy(blocks[2 * i] * groups, blocks[2 * i + 1] * groups, groups);
+}
 
 }  // namespace tokenwire

@@ -5,6 +5,7 @@ Must not know: tensors' meaning, models, where the library comes from.
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
@@ -105,6 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_set": (_I, (_P, _I, _I, _P, _L, _L, _P)),
     "decoder_window": (None, (_P, _I, _I)),
     "decoder_step": (_I, (_P, _P, _P)),
+    "decoder_copy_blocks": (None, (_P, _I, _P)),
     "decoder_weight_bytes": (_L, (_P,)),
     "decoder_kv_bytes": (_L, (_P,)),
     "decoder_times": (None, (_P, _I, _P)),
@@ -114,9 +116,15 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_create": (_P, (_I, _P, _I, _I, _I, _P, _P)),
     "paged_destroy": (None, (_P,)),
     "paged_write": (_I, (_P, _I, _P, _P, _P, _P, _P)),
+    "paged_copy_blocks": (None, (_P, _I, _P)),
     "paged_attend": (_I, (_P, _I, _P, _I, _P, _P, _P, _P)),
     "map": (None, (_I, _P, _I, _P)),
 }
+
+
+def int_pairs(pairs: Sequence[tuple[int, int]]) -> ctypes.Array[ctypes.c_int32]:
+    """[2 * pairs] as C reads them."""
+    return (ctypes.c_int32 * (2 * len(pairs)))(*(number for pair in pairs for number in pair))
 
 
 class KernelLibrary:

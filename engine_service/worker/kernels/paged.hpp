@@ -23,7 +23,7 @@ template <class T>
 class PagedAttention {
 public:
     PagedAttention(const AttentionShape& shape, int layers, int num_blocks, int block_size, ThreadPool& pool)
-        : shape_(shape), pool_(pool), attention_(shape, block_size, pool) {
+        : shape_(shape), block_size_(block_size), pool_(pool), attention_(shape, block_size, pool) {
         const int64_t groups = static_cast<int64_t>(num_blocks) * (block_size / kGroupSlots);
         for (int i = 0; i < layers; ++i) layers_.emplace_back(groups, shape.kv_heads, shape.head_size);
     }
@@ -65,6 +65,10 @@ public:
         });
     }
 
+    void copy_blocks(int pairs, const int32_t* blocks) {
+        for (LayerPool<T>& kv : layers_) tokenwire::copy_blocks(kv, block_size_, pairs, blocks);
+    }
+
 private:
     // Copies a token's queries to [KV head][token][head of the group][padded head]; the padding is never read.
     void arrange(const Batch& batch, const Heads<T>& queries, int token) {
@@ -78,6 +82,7 @@ private:
     }
 
     AttentionShape shape_;
+    int block_size_;
     ThreadPool& pool_;
     Attention<T> attention_;
     std::vector<LayerPool<T>> layers_;

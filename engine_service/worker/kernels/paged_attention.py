@@ -5,12 +5,13 @@ Must not know: requests, plans, projections.
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine_service.worker.kernels.cpu_model import PoolSize
-from engine_service.worker.kernels.library import AttentionShapeStruct, BatchStruct, NumberType, ThreadTeam
+from engine_service.worker.kernels.library import AttentionShapeStruct, BatchStruct, NumberType, ThreadTeam, int_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ class PagedAttention:
             out.data_ptr(),
         )
         return out
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks of every layer; see `CpuModel.copy_blocks`."""
+        self._library.call("paged_copy_blocks", self._handle, len(pairs), int_pairs(pairs))
 
     def _check(self, tensor: torch.Tensor) -> None:
         if tensor.dtype is not self.dtype or tensor.stride(-1) != 1:
