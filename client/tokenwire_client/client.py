@@ -31,6 +31,7 @@ from tokenwire_client.channels import (
 from tokenwire_client.errors import Cancelled, ErrorCode
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
 from tokenwire_client.rpc_errors import translate
+from tokenwire_client.tools import Tool, ToolChoice
 from tokenwire_client.types import DEFAULT_SAMPLING, Health, Message, Model, Sampling
 
 Answer = TypeVar("Answer")
@@ -78,24 +79,19 @@ class AsyncClient:
         model: str = "",
         add_special_tokens: bool | None = None,
         cache_salt: str | None = None,
+        priority: int | None = None,
         request_id: str = "",
         timeout: float | None = None,
     ) -> AsyncStream:
         """Continues a text, or token ids. The request is sent at once; call it inside the event loop."""
-        request = convert.generate_request(
-            prompt,
-            sampling,
-            model=model,
-            add_special_tokens=add_special_tokens,
-            cache_salt=cache_salt,
-            request_id=request_id,
-        )
+        identity = convert.Identity(model, request_id, cache_salt, priority)
+        request = convert.generate_request(prompt, sampling, identity, add_special_tokens=add_special_tokens)
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Generate(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout)
+        return self._stream(start, timeout, sampling)
 
     def chat(
         self,
@@ -103,26 +99,29 @@ class AsyncClient:
         sampling: Sampling = DEFAULT_SAMPLING,
         *,
         model: str = "",
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice | None = None,
         add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        chat_template: str | None = None,
         cache_salt: str | None = None,
+        priority: int | None = None,
         request_id: str = "",
         timeout: float | None = None,
     ) -> AsyncStream:
-        """The assistant's next turn. The request is sent at once; call it inside the event loop."""
-        request = convert.chat_request(
-            messages,
-            sampling,
-            model=model,
-            add_generation_prompt=add_generation_prompt,
-            cache_salt=cache_salt,
-            request_id=request_id,
-        )
+        """The assistant's next turn, which may call `tools`.
+
+        The request is sent at once; call it inside the event loop.
+        """
+        identity = convert.Identity(model, request_id, cache_salt, priority)
+        rendering = convert.Rendering(add_generation_prompt, continue_final_message, tools, chat_template)
+        request = convert.chat_request(messages, sampling, identity, rendering, tool_choice=tool_choice)
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Chat(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout)
+        return self._stream(start, timeout, sampling)
 
     async def tokenize(
         self,
@@ -131,15 +130,14 @@ class AsyncClient:
         model: str = "",
         add_special_tokens: bool | None = None,
         add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        tools: Sequence[Tool] = (),
+        chat_template: str | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a text, or of a conversation rendered by the model's template."""
-        request = convert.tokenize_request(
-            source,
-            model=model,
-            add_special_tokens=add_special_tokens,
-            add_generation_prompt=add_generation_prompt,
-        )
+        rendering = convert.Rendering(add_generation_prompt, continue_final_message, tools, chat_template)
+        request = convert.tokenize_request(source, rendering, model=model, add_special_tokens=add_special_tokens)
         answer = await self._ask(lambda link, left: link.service.Tokenize(request, timeout=left), timeout)
         return tuple(answer.token_ids)
 
@@ -194,9 +192,11 @@ class AsyncClient:
         seconds = self._timeout if timeout is None else check_timeout(timeout)
         return Attempts(self._retry, seconds, self._clock)
 
-    def _stream(self, start: Callable[[float | None], OpenCall], timeout: float | None) -> AsyncStream:
+    def _stream(
+        self, start: Callable[[float | None], OpenCall], timeout: float | None, sampling: Sampling
+    ) -> AsyncStream:
         attempts = self._attempts(timeout)
-        return AsyncStream(start(attempts.remaining()), start, attempts)
+        return AsyncStream(start(attempts.remaining()), start, attempts, max(1, sampling.n or 1))
 
     async def _ask(self, call: Callable[[_Link, float | None], Awaitable[Answer]], timeout: float | None) -> Answer:
         attempts = self._attempts(timeout)

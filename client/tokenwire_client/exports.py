@@ -21,8 +21,10 @@ from tokenwire_client.errors import (
     Unavailable,
 )
 from tokenwire_client.retry import NO_RETRIES, RetryPolicy
+from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
+from tokenwire_client.tools import NamedTool, Tool, ToolCall, ToolCallDelta, ToolChoice, ToolMode
 from tokenwire_client.types import (
     Completion,
     Delta,
@@ -31,7 +33,9 @@ from tokenwire_client.types import (
     HealthStatus,
     Message,
     Model,
+    PositionLogprobs,
     Sampling,
+    TokenLogprob,
     Usage,
 )
 
@@ -40,6 +44,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
+    "Choice",
     "Client",
     "Completion",
     "DeadlineExceeded",
@@ -47,20 +52,33 @@ __all__ = [
     "ErrorCode",
     "FieldViolation",
     "FinishReason",
+    "Grammar",
     "Health",
     "HealthStatus",
     "IncompleteStream",
     "Internal",
     "InvalidRequest",
+    "JsonObject",
+    "JsonSchema",
     "Message",
     "Model",
+    "NamedTool",
     "NotFound",
     "Overloaded",
     "PermissionDenied",
+    "PositionLogprobs",
+    "Regex",
     "RetryPolicy",
     "Sampling",
     "Stream",
+    "StructuredOutput",
+    "TokenLogprob",
     "TokenwireError",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolChoice",
+    "ToolMode",
     "Unauthenticated",
     "Unavailable",
     "Usage",

@@ -48,28 +48,43 @@ class Stream:
     end. Only one thread may read a stream at a time; `close` may be called by any.
     """
 
-    def __init__(self, first: OpenCall, reopen: Callable[[float | None], OpenCall], attempts: Attempts) -> None:
+    def __init__(
+        self,
+        first: OpenCall,
+        reopen: Callable[[float | None], OpenCall],
+        attempts: Attempts,
+        num_samples: int = 1,
+    ) -> None:
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
-        self._assembly = Assembly()
+        self._assembly = Assembly(num_samples)
         self._failure: TokenwireError | None = None
 
     @property
     def completion(self) -> Completion | None:
-        """The whole generation, once the stream has been read to its end; None before."""
+        """The whole generation (of several samples the first), once the stream has been read to its end; None
+        before.
+        """
         return self._assembly.completion
 
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        """Every sample in the order of their indices, once the stream has been read to its end; empty before."""
+        return self._assembly.completions
+
     def result(self) -> Completion:
-        """Reads what is left and returns the whole generation."""
+        """Reads what is left and returns the whole generation; of several samples the first."""
+        return (self.results())[0]
+
+    def results(self) -> tuple[Completion, ...]:
+        """Reads what is left and returns every sample in the order of their indices."""
         try:
             while self._next() is not None:
                 pass
         finally:
             self.close()
-        completion = self._assembly.completion
-        assert completion is not None
-        return completion
+        return self._assembly.completions
 
     def close(self) -> None:
         """Ends the request, if it still runs. Idempotent."""

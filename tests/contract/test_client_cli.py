@@ -91,6 +91,10 @@ def test_an_answer_as_json(target: str) -> None:
         "stop_token_id": None,
         "seed": 9,
         "request_id": "r",
+        "index": 0,
+        "logprobs": [],
+        "prompt_logprobs": [],
+        "tool_calls": [],
     }
     assert 0 < timing["first_token_s"] <= timing["total_s"]
     assert code == 0

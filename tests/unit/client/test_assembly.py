@@ -6,7 +6,8 @@ from tokenwire.common.v1 import outcome_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire_client.assembly import Assembly
 from tokenwire_client.errors import IncompleteStream, Internal
-from tokenwire_client.types import Completion, Delta, FinishReason, Usage
+from tokenwire_client.tools import ToolCall, ToolCallDelta
+from tokenwire_client.types import Completion, Delta, FinishReason, PositionLogprobs, TokenLogprob, Usage
 
 LAST = pb.Completion(
     request_id="r",
@@ -72,3 +73,66 @@ def test_the_stop_that_matched(given: dict[str, object], string: str | None, tok
     assembly.add(pb.GenerateResponse(completion=pb.Completion(finish_reason=outcome_pb2.FINISH_REASON_STOP, **given)))
     completion = assembly.finish()
     assert (completion.stop_string, completion.stop_token_id) == (string, token)
+
+
+def last(index: int, **fields: object) -> pb.ChatResponse:
+    completion = pb.Completion(finish_reason=outcome_pb2.FINISH_REASON_STOP, seed=index, **fields)
+    return pb.ChatResponse(index=index, completion=completion)
+
+
+def test_samples_are_put_together_by_their_index() -> None:
+    assembly = Assembly(3)
+    assert assembly.add(pb.ChatResponse(index=2, text="c", token_ids=[3])) == Delta("c", (3,), 2)
+    assembly.add(pb.ChatResponse(text="a", token_ids=[1]))
+    assembly.add(last(2))
+    assembly.add(pb.ChatResponse(text="b", token_ids=[2]))
+    assembly.add(last(0))
+    assembly.add(last(1))
+    assert assembly.completions == ()
+    assembly.finish()
+    assert [(c.index, c.text, c.token_ids, c.seed) for c in assembly.completions] == [
+        (0, "ab", (1, 2), 0),
+        (1, "", (), 1),
+        (2, "c", (3,), 2),
+    ]
+    assert assembly.completion == assembly.completions[0]
+
+
+def test_a_stream_of_samples_needs_every_end() -> None:
+    assembly = Assembly(3)
+    assembly.add(last(1))
+    with pytest.raises(IncompleteStream, match="after 0 tokens without its terminal message of 2 samples"):
+        assembly.finish()
+    assert assembly.completions == ()
+
+
+def test_a_sample_that_has_ended_or_was_not_asked_for_is_an_error() -> None:
+    assembly = Assembly(2)
+    assembly.add(last(1))
+    with pytest.raises(Internal, match="went on"):
+        assembly.add(pb.ChatResponse(index=1, text="x"))
+    with pytest.raises(Internal, match="sample 2"):
+        assembly.add(last(2))
+
+
+def test_log_probabilities_and_tool_calls() -> None:
+    own = pb.TextLogprob(token_id=5, token=b"\xf0", logprob=-0.5)
+    position = pb.TextPositionLogprobs(token=own, rank=2, top=[pb.TextLogprob(token_id=6, token=b"x", logprob=-0.25)])
+    read = PositionLogprobs(TokenLogprob(5, b"\xf0", -0.5), 2, (TokenLogprob(6, b"x", -0.25),))
+    first = PositionLogprobs(None, 0, ())
+    assembly = Assembly()
+    parts = [[pb.TextPositionLogprobs()], [position]]
+    assert assembly.add(pb.ChatResponse(prompt_logprobs=parts[0])) == Delta("", (), 0, (), (first,))
+    assembly.add(pb.ChatResponse(prompt_logprobs=parts[1]))
+    assert assembly.add(pb.ChatResponse(token_ids=[5], logprobs=[position])) == Delta("", (5,), 0, (read,))
+    call = pb.ToolCallDelta(index=1, id="c", name="f", arguments='{"a"')
+    assert assembly.add(pb.ChatResponse(tool_calls=[call])) == Delta(
+        "", (), 0, (), (), (ToolCallDelta(1, "c", "f", '{"a"'),)
+    )
+    assembly.add(pb.ChatResponse(tool_calls=[pb.ToolCallDelta(index=1, arguments=": 1}")]))
+    assembly.add(pb.ChatResponse(tool_calls=[pb.ToolCallDelta(index=0, id="b", name="g", arguments="{}")]))
+    assembly.add(last(0))
+    completion = assembly.finish()
+    assert (completion.logprobs, completion.prompt_logprobs) == ((read,), (first, read))
+    assert completion.tool_calls == (ToolCall("b", "g", "{}"), ToolCall("c", "f", '{"a": 1}'))
+    assert (read.token is not None and read.token.text) == "\ufffd"

@@ -10,34 +10,38 @@ from tokenwire.common.v1 import health_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire_client import convert
 from tokenwire_client.errors import ErrorCode, InvalidRequest
+from tokenwire_client.structured import Choice, JsonSchema, Regex
+from tokenwire_client.tools import NamedTool, Tool, ToolCall
 from tokenwire_client.types import DEFAULT_SAMPLING, HealthStatus, Message, Sampling
 
 INT64 = "must be an integer from -2^63 to 2^63 - 1, got "
 UINT32 = "must be an integer from 0 to 2^32 - 1, got "
 TEXT = "must be text without lone surrogates, got "
 BOOL = "must be true or false, got "
+INT32 = "must be an integer from -2^31 to 2^31 - 1, got "
+PAIRS = "must be from an integer from -2^63 to 2^63 - 1 to a number, got "
+HI = Message("user", "hi")
 
 
-def generate(
-    prompt: Any = "p", sampling: Sampling = DEFAULT_SAMPLING, model: Any = "", **optional: Any
-) -> pb.GenerateRequest:
-    given = {"add_special_tokens": None, "cache_salt": None, "request_id": "", **optional}
-    return convert.generate_request(prompt, sampling, model=model, **given)
+def generate(prompt: Any = "p", sampling: Sampling = DEFAULT_SAMPLING, **identity: Any) -> pb.GenerateRequest:
+    add_special_tokens = identity.pop("add_special_tokens", None)
+    return convert.generate_request(
+        prompt, sampling, convert.Identity(**identity), add_special_tokens=add_special_tokens
+    )
 
 
 def sampled(**knobs: Any) -> pb.GenerateRequest:
     return generate(sampling=Sampling(**knobs))
 
 
-def chat(messages: Any) -> pb.ChatRequest:
+def chat(messages: Any, tool_choice: Any = None, **rendering: Any) -> pb.ChatRequest:
     return convert.chat_request(
-        messages, DEFAULT_SAMPLING, model="", add_generation_prompt=None, cache_salt=None, request_id=""
+        messages, DEFAULT_SAMPLING, convert.Identity(), convert.Rendering(**rendering), tool_choice=tool_choice
     )
 
 
-def tokenize(source: Any, **optional: Any) -> pb.TokenizeRequest:
-    given = {"add_special_tokens": None, "add_generation_prompt": None, **optional}
-    return convert.tokenize_request(source, model="", **given)
+def tokenize(source: Any, **rendering: Any) -> pb.TokenizeRequest:
+    return convert.tokenize_request(source, convert.Rendering(**rendering), model="", add_special_tokens=None)
 
 
 def detokenize(token_ids: Any) -> pb.DetokenizeRequest:
@@ -73,6 +77,67 @@ REFUSED = [
         lambda: sampled(stop_token_ids=[1, 2**63]),
         "options.sampling.stop_token_ids[1]",
         f"{INT64}{2**63}",
+    ),
+    (lambda: sampled(n=1.5), "options.sampling.n", f"{INT64}1.5"),
+    (lambda: sampled(logit_bias=[1]), "options.sampling.logit_bias", "must be a mapping, got [1]"),
+    (lambda: sampled(logit_bias={"a": 1.0}), "options.sampling.logit_bias", f"{PAIRS}'a': 1.0"),
+    (lambda: sampled(logit_bias={1: True}), "options.sampling.logit_bias", f"{PAIRS}1: True"),
+    (lambda: sampled(logit_bias={2**63: 1}), "options.sampling.logit_bias", f"{PAIRS}{2**63}: 1"),
+    (lambda: sampled(bad_words=[[1], 2]), "options.sampling.bad_words[1]", "must be a list, got 2"),
+    (lambda: sampled(bad_words=[[1, "2"]]), "options.sampling.bad_words[0][1]", f"{INT64}'2'"),
+    (lambda: sampled(allowed_token_ids="12"), "options.sampling.allowed_token_ids", "must be a list, got '12'"),
+    (
+        lambda: sampled(structured_output="x"),
+        "options.sampling.structured_output",
+        "must be a JsonSchema, JsonObject, Regex, Grammar or Choice, got 'x'",
+    ),
+    (
+        lambda: sampled(structured_output=JsonSchema(7)),  # type: ignore[arg-type]
+        "options.sampling.structured_output.json_schema",
+        f"{TEXT}7",
+    ),
+    (
+        lambda: sampled(structured_output=JsonSchema({"a": math.nan})),
+        "options.sampling.structured_output.json_schema",
+        "cannot be written as JSON: a number is not finite, or the nesting has no end",
+    ),
+    (
+        lambda: sampled(structured_output=Choice("ab")),
+        "options.sampling.structured_output.choice.values",
+        "must be a list, got 'ab'",
+    ),
+    (
+        lambda: sampled(structured_output=Regex("\ud800")),
+        "options.sampling.structured_output.regex",
+        rf"{TEXT}'\ud800'",
+    ),
+    (lambda: generate(priority=2**31), "options.priority", f"{INT32}{2**31}"),
+    (lambda: chat([HI], tools="ab"), "tools", "must be a list, got 'ab'"),
+    (lambda: chat([HI], tools=["f"]), "tools[0]", "must be a tool, got 'f'"),
+    (lambda: chat([HI], tools=[Tool("f"), Tool(7)]), "tools[1].name", f"{TEXT}7"),  # type: ignore[arg-type]
+    (lambda: chat([HI], tools=[Tool("f", parameters=5)]), "tools[0].parameters", f"{TEXT}5"),  # type: ignore[arg-type]
+    (
+        lambda: chat([HI], tools=[Tool("f", parameters={"a": {1}})]),
+        "tools[0].parameters",
+        "cannot be written as JSON: {1} is no JSON value",
+    ),
+    (lambda: chat([HI], tool_choice="auto"), "tool_choice", "must be a ToolMode or NamedTool, got 'auto'"),
+    (lambda: chat([HI], tool_choice=NamedTool(b"f")), "tool_choice.name", f"{TEXT}b'f'"),  # type: ignore[arg-type]
+    (
+        lambda: chat([Message("assistant", "", tool_calls=["x"])]),  # type: ignore[list-item]
+        "messages[0].tool_calls[0]",
+        "must be a tool call, got 'x'",
+    ),
+    (
+        lambda: chat([Message("assistant", "", tool_calls=[ToolCall("c", "f", {})])]),  # type: ignore[arg-type]
+        "messages[0].tool_calls[0].arguments",
+        f"{TEXT}{{}}",
+    ),
+    (lambda: tokenize("a", tools=[Tool("f")]), "conversation.tools", "is for messages, and the input is text"),
+    (
+        lambda: tokenize([HI], continue_final_message=1),
+        "conversation.continue_final_message",
+        f"{BOOL}1",
     ),
     (lambda: generate("a\udfff"), "text", rf"{TEXT}'a\udfff'"),
     (lambda: generate(b"ab"), "token_ids.ids", "must be a list, got b'ab'"),
@@ -121,6 +186,12 @@ KNOBS = [
     ("seed", 0),
     ("seed", -(2**63)),
     ("ignore_eos", False),
+    ("repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("logprobs", 0),
+    ("prompt_logprobs", 0),
+    ("n", 0),
 ]
 
 
@@ -153,7 +224,7 @@ def test_every_knob_of_the_contract_can_be_set_from_the_library() -> None:
     names = {field.name for field in fields(Sampling)}
     params = {field.name for field in pb.GenerationOptions.DESCRIPTOR.fields_by_name["sampling"].message_type.fields}
     options = {field.name for field in pb.GenerationOptions.DESCRIPTOR.fields}
-    assert names == params | (options - {"sampling", "cache_salt"})
+    assert names == params | (options - {"sampling", "cache_salt", "priority"})
 
 
 def test_non_finite_numbers_are_the_services_to_refuse() -> None:
