@@ -3,7 +3,7 @@
 Must not know: torch, protobuf, the clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -19,10 +19,15 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What a completion has to look like."""
+    """What a completion has to look like.
+
+    `compiled` is the grammar once there is one, in the worker's own terms; requests share it, nothing here looks
+    into it.
+    """
 
     kind: ConstraintKind
     text: str
+    compiled: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,22 @@ from typing import Protocol
 
 from engine_service.core.admission import EngineLimits, check_request
 from engine_service.core.family import Family, sampling_of
-from engine_service.core.outcome import Finish, FinishReason, Refusal, RequestNews
+from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
+from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit
 from engine_service.loop.request_timings import RequestTimings
 from engine_service.loop.worker_protocol import Worker
 
 Clock = Callable[[], float]
+
+_NO_GRAMMARS = Refusal(
+    RefusalCode.INVALID,
+    "structured output is not available: the model has no tokenizer that grammars can use",
+    "request.sampling.structured_output",
+)
 
 
 class Mailbox(Protocol):
@@ -44,13 +51,16 @@ class EngineLoop:
         limits: EngineLimits,
         clock: Clock,
         overlap: bool,
+        grammars: GrammarDesk | None = None,
     ) -> None:
+        """Without `grammars` a request with a structured output is refused."""
         self._scheduler = scheduler
         self._worker = worker
         self._mailbox = mailbox
         self._limits = limits
         self._clock = clock
         self._overlap = overlap
+        self._grammars = grammars
         self._timings = RequestTimings()
         self._refused: list[RequestNews] = []
         self._is_stopping = False
@@ -63,9 +73,10 @@ class EngineLoop:
         while True:
             self._take_commands(wait=is_idle)
             if self._is_stopping:
-                self._worker.close()
+                self._close()
                 return
             started = self._clock()
+            self._take_decided(started)
             plan = self._submit_next(started)
             # Refusals, aborts and passed deadlines need not wait for the step.
             self._publish(())
@@ -83,7 +94,7 @@ class EngineLoop:
 
     def _take_commands(self, *, wait: bool) -> None:
         timeout_s = None
-        if wait and (deadline := self._scheduler.next_deadline()) is not None:
+        if wait and (deadline := self._next_deadline()) is not None:
             timeout_s = deadline - self._clock()
         for command in self._mailbox.take(wait=wait, timeout_s=timeout_s):
             match command:
@@ -92,6 +103,8 @@ class EngineLoop:
                 case Abort():
                     for request_id in command.request_ids:
                         self._scheduler.abort(request_id, command.cause)
+                        if self._grammars is not None:
+                            self._grammars.abort(request_id, command.cause)
                 case Shutdown():
                     self._is_stopping = True
                 case _:
@@ -102,12 +115,36 @@ class EngineLoop:
         # The front has checked it; checked again, so that no request can break the loop all others live in.
         refusal = check_request(command.token_ids, command.sampling, self._limits)
         if refusal is None:
-            refusal = self._scheduler.submit(*_samples(command, now))
+            if command.sampling.structured_output is None:
+                refusal = self._scheduler.submit(*_samples(command, now))
+            else:
+                refusal = _NO_GRAMMARS if self._grammars is None else self._grammars.accept(command, now)
         for request_id in range(command.request_id, command.request_id + command.samples):
             if refusal is None:
                 self._timings.arrived(request_id, now)
             else:
                 self._refused.append(_refused(request_id, len(command.token_ids), refusal))
+
+    def _take_decided(self, now: float) -> None:
+        """The requests whose grammar is compiled join the queue; those that wait in vain end."""
+        for decided in () if not self._grammars else self._grammars.decided(now):
+            command = decided.command
+            refusal = decided.refusal or self._scheduler.submit(*_samples(command, decided.arrived))
+            for request_id in range(command.request_id, command.request_id + command.samples):
+                cause = decided.aborted.get(request_id)
+                if refusal is not None:
+                    self._refused.append(_refused(request_id, len(command.token_ids), cause or refusal))
+                elif cause is not None:
+                    self._scheduler.abort(request_id, cause)
+
+    def _next_deadline(self) -> float | None:
+        desk = None if self._grammars is None else self._grammars.next_deadline()
+        return min((time for time in (self._scheduler.next_deadline(), desk) if time is not None), default=None)
+
+    def _close(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()
+        self._worker.close()
 
     def _submit_next(self, now: float) -> Plan | None:
         plan = self._scheduler.plan(now)
@@ -144,5 +181,6 @@ def _samples(command: Submit, now: float) -> list[Request]:
 
 
 def _refused(request_id: int, prompt_tokens: int, refusal: Refusal) -> RequestNews:
-    finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
+    is_abort = refusal.code in (RefusalCode.CANCELLED, RefusalCode.DEADLINE)
+    finish = Finish(FinishReason.ABORT if is_abort else FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
     return RequestNews(request_id, (), finish)

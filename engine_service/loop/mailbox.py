@@ -6,6 +6,7 @@ Must not know: gRPC, torch, what is in a message.
 """
 
 import asyncio
+import contextlib
 import select
 import socket
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class EngineMailbox:
-    """The engine's end. Used by one thread. Owns the socket."""
+    """The engine's end. Used by one thread, but for `wake`. Owns the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -39,9 +40,17 @@ class EngineMailbox:
         self._decoder = FrameDecoder()
         self._outbox = Outbox()
         self._unsent = memoryview(b"")
+        self._woken, self._waker = socket_pair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+
+    def wake(self) -> None:
+        """Ends a wait in `take`, or the next one. May be called from any thread, also after `close`."""
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody waits
+            self._waker.send(b"\0")
 
     def take(self, *, wait: bool, timeout_s: float | None = None) -> list[object]:
-        """The commands that arrived. With `wait`, sleeps until one comes, `timeout_s` passed or output moved.
+        """The commands that arrived. With `wait`, sleeps until one comes, `timeout_s` passed, output moved or `wake`.
 
         May return nothing even then; the caller just asks again. Raises FrontGone.
         """
@@ -72,7 +81,8 @@ class EngineMailbox:
             self._socket.setblocking(False)
 
     def close(self) -> None:
-        self._socket.close()
+        for end in (self._socket, self._woken, self._waker):
+            end.close()
 
     def _read(self) -> list[object]:
         commands: list[object] = []
@@ -106,8 +116,11 @@ class EngineMailbox:
     def _sleep(self, timeout_s: float | None) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        poll.register(self._woken, select.POLLIN)
         # Rounded up: a deadline must have passed when we wake for it.
         poll.poll(None if timeout_s is None else int(min(max(timeout_s, 0.0), _MAX_SLEEP_SECONDS) * 1000) + 1)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(_READ_BYTES)
 
 
 class FrontMailbox(asyncio.Protocol):

@@ -3,14 +3,16 @@
 Must not know: the scheduler, the network, text.
 """
 
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from engine_service.core.outcome import PositionLogprobs
 from engine_service.core.plan import Chunk, Failure, Plan, PromptLogprobs, Result
+from engine_service.grammar.row_grammars import RowGrammars
 from engine_service.worker.backend import ModelRunner, StepLogits
 from engine_service.worker.backend_registry import resolve_backend
 from engine_service.worker.config import WorkerConfig, WorkerInfo
@@ -19,6 +21,7 @@ from engine_service.worker.logits import find_peaks
 from engine_service.worker.logprobs import LogprobRows, logprob_rows
 from engine_service.worker.memory import free_memory, size_pool
 from engine_service.worker.sampler import Sampled, Sampler
+from engine_service.worker.sampling_rows import TokenMasks
 from engine_service.worker.scored_pieces import ScoredPiece, cut
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -221,4 +224,5 @@ def build_worker(config: WorkerConfig) -> Worker:
     limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, facts.vocab_size)
     batch = InputBatch(limits, facts.eos_token_ids, loaded.device)
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
-    return Worker(info, runner, batch, Sampler(facts.vocab_size, loaded.device))
+    grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
+    return Worker(info, runner, batch, Sampler(facts.vocab_size, loaded.device), grammars)

@@ -1,0 +1,72 @@
+"""Compiles constraints off the loop: checked in a process of its own, compiled here in a thread, cached.
+
+Must not know: requests, the loop, steps.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from engine_service.core.outcome import Refusal, RefusalCode
+from engine_service.core.sampling import StructuredOutput
+from engine_service.grammar.cache import GrammarCache
+from engine_service.grammar.checker_process import CheckerGone, CheckerProcess
+from engine_service.grammar.limits import GrammarLimits
+from engine_service.grammar.matcher import Grammar, GrammarFailure
+
+FIELD = "request.sampling.structured_output"
+
+
+class GrammarCompiler:
+    """One constraint at a time; how many wait is bounded by who asks. What was refused is remembered too."""
+
+    def __init__(
+        self,
+        vocabulary: LLTokenizer,
+        folder: Path,
+        eos_token_ids: tuple[int, ...],
+        limits: GrammarLimits,
+    ) -> None:
+        """`folder` is where `vocabulary` was loaded from."""
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._checker = CheckerProcess(folder, vocabulary.vocab_size, eos_token_ids, limits)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self.cache = GrammarCache[Grammar | Refusal](limits.max_cached, limits.max_cached_characters)
+
+    def compile(self, constraint: StructuredOutput) -> "Future[object]":
+        """A Grammar or a Refusal, at once for a constraint that was seen lately.
+
+        A future that has not begun may be cancelled.
+        """
+        found = self.cache.get(constraint)
+        if found is None:
+            return self._thread.submit(self._find, constraint)
+        done: Future[object] = Future()
+        done.set_result(found)
+        return done
+
+    def close(self) -> None:
+        """Ends the checker; what still waits is cancelled."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._checker.kill()
+
+    def _find(self, constraint: StructuredOutput) -> object:
+        found = self.cache.get(constraint)  # while it waited, another one like it may have been compiled
+        if found is None:
+            try:
+                found = self._compile(constraint)
+            except CheckerGone as error:
+                return Refusal(RefusalCode.FAILED, str(error))
+            self.cache.put(constraint, found)
+        return found
+
+    def _compile(self, constraint: StructuredOutput) -> Grammar | Refusal:
+        is_good, text = self._checker.check(constraint)
+        if is_good:
+            try:
+                return Grammar(self._vocabulary, text, self._limits)
+            except GrammarFailure as error:
+                text = str(error)
+        return Refusal(RefusalCode.INVALID, f"{constraint.kind.value}: {text}", f"{FIELD}.{constraint.kind.value}")

@@ -1,0 +1,102 @@
+"""Follows one completion through its grammar: which tokens may come next, and the move when one has come.
+
+Must not know: logits, batches, requests' other rules.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine_service.grammar.limits import GrammarLimits
+
+CpuClock = Callable[[], float]
+_MAX_MESSAGE = 300
+_EXCERPT = re.compile(r"^\s*\d+ \| ", re.MULTILINE)  # of the library's own source text, which the client never wrote
+
+
+class GrammarFailure(Exception):
+    """This completion cannot go on under its grammar; the message is for the client."""
+
+
+class Grammar:
+    """A compiled grammar; each completion gets a matcher of its own."""
+
+    def __init__(self, vocabulary: LLTokenizer, text: str, limits: GrammarLimits) -> None:
+        """`text` is the library's own format. Releases the interpreter while it compiles. Raises GrammarFailure."""
+        self._first = LLMatcher(vocabulary, text, log_level=0, limits=limits.parser())
+        if self._first.is_error():
+            raise GrammarFailure(plain_message(self._first.get_error()))
+        self._size = vocabulary.vocab_size
+        self._limits = limits
+
+    def new_matcher(self, end_ids: Sequence[int], cpu_clock: CpuClock) -> "Matcher":
+        """`end_ids`: the tokens that end the completion; `cpu_clock`: CPU seconds of the calling thread."""
+        return Matcher(self._first.deep_copy(), self._size, end_ids, self._limits.step_cpu_s, cpu_clock)
+
+
+class Matcher:
+    """One completion. After a GrammarFailure it is of no more use."""
+
+    def __init__(
+        self, matcher: LLMatcher, size: int, end_ids: Sequence[int], step_cpu_s: float, cpu_clock: CpuClock
+    ) -> None:
+        self._matcher = matcher
+        self._words = (ctypes.c_uint32 * (-(-size // 32)))()
+        self._end_ids = tuple(end_ids)
+        self._step_cpu_s = step_cpu_s
+        self._cpu_clock = cpu_clock
+        self._moving_s = 0.0
+
+    def allowed(self) -> bytes:
+        """A bit for each token id, the lowest first in each little-endian word of 32.
+
+        End tokens are allowed exactly when the text so far is complete. Raises GrammarFailure.
+        """
+        begin = self._cpu_clock()
+        words, matcher = self._words, self._matcher
+        matcher.unsafe_compute_mask_ptr(ctypes.addressof(words), ctypes.sizeof(words))
+        self._check()
+        is_complete = matcher.is_accepting()
+        for token in self._end_ids:
+            bit = 1 << (token % 32)
+            words[token // 32] = words[token // 32] | bit if is_complete else words[token // 32] & ~bit
+        self._check_time(self._cpu_clock() - begin)
+        return bytes(words)
+
+    def advance(self, token_id: int) -> None:
+        """Takes a token that was sampled; an end token changes nothing. Raises GrammarFailure."""
+        if token_id in self._end_ids:
+            return
+        begin = self._cpu_clock()
+        if not self._matcher.consume_token(token_id):
+            self._check()
+        self._moving_s = self._cpu_clock() - begin
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Takes the tokens of a completion that was interrupted. Raises GrammarFailure."""
+        if self._matcher.try_consume_tokens(list(token_ids)) != len(token_ids):
+            self._check()
+            raise GrammarFailure("the completion so far does not match the grammar")
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailure(plain_message(self._matcher.get_error()))
+
+    def _check_time(self, seconds: float) -> None:
+        total = seconds + self._moving_s
+        if total > self._step_cpu_s:
+            raise GrammarFailure(
+                f"the grammar is too complex: one token took {total * 1000:,.0f} ms, "
+                f"at most {self._step_cpu_s * 1000:,.0f} ms are allowed"
+            )
+
+
+def plain_message(error: str) -> str:
+    """The library's message for a client: one line, of bounded length."""
+    if error.startswith("NoExtension"):
+        return "no text fits the grammar"
+    error = _EXCERPT.split(error.replace("<non-verbose/>", ""), maxsplit=1)[0]
+    line = " ".join(error.split())
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
