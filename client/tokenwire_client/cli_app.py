@@ -12,7 +12,7 @@ import typer
 from tokenwire_client import cli_options as flags
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
-from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answer, show_models
+from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
 from tokenwire_client.types import Message, Sampling
@@ -46,6 +46,7 @@ def chat(
     stats: flags.Stats = False,
     model: flags.Model = "",
     cache_salt: flags.CacheSalt = None,
+    priority: flags.Priority = None,
     max_tokens: flags.MaxTokens = None,
     min_tokens: flags.MinTokens = None,
     temperature: flags.Temperature = None,
@@ -58,6 +59,16 @@ def chat(
     ignore_eos: flags.IgnoreEos = None,
     include_stop: flags.IncludeStop = None,
     skip_special_tokens: flags.SkipSpecial = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    n: flags.Samples = None,
+    logprobs: flags.Logprobs = None,
+    json_schema: flags.SchemaFile = None,
+    json_object: flags.AnyObject = False,
+    regex: flags.Pattern = None,
+    grammar: flags.GrammarFile = None,
+    choice: flags.Choices = None,
 ) -> None:
     """Streams the assistant's answer; without a prompt, on a terminal, a whole conversation."""
     sampling = Sampling(
@@ -73,18 +84,26 @@ def chat(
         ignore_eos=ignore_eos,
         include_stop_str_in_output=include_stop,
         skip_special_tokens=skip_special_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        n=n,
+        logprobs=logprobs,
+        structured_output=flags.structured_output(json_schema, json_object, regex, grammar, choice),
     )
     before = [] if system is None else [Message("system", system)]
     with exit_codes(), Client(target, timeout=timeout) as client:
 
         def start(messages: Sequence[Message]) -> Stream:
-            return client.chat(messages, sampling, model=model, cache_salt=cache_salt)
+            return client.chat(messages, sampling, model=model, cache_salt=cache_salt, priority=priority)
 
         if prompt is None and sys.stdin.isatty() and not json_output:
+            if n is not None and n > 1:
+                raise typer.BadParameter("a conversation has one answer to each turn", param_hint="--n")
             converse(start, before, stats)
             return
         turn = Message("user", _text_or_input(prompt))
-        show_answer(start([*before, turn]), json_output=json_output, stats=stats)
+        show_answers(start([*before, turn]), n or 1, json_output=json_output, stats=stats)
 
 
 @app.command()
@@ -99,6 +118,7 @@ def generate(
     stats: flags.Stats = False,
     model: flags.Model = "",
     cache_salt: flags.CacheSalt = None,
+    priority: flags.Priority = None,
     max_tokens: flags.MaxTokens = None,
     min_tokens: flags.MinTokens = None,
     temperature: flags.Temperature = None,
@@ -111,6 +131,16 @@ def generate(
     ignore_eos: flags.IgnoreEos = None,
     include_stop: flags.IncludeStop = None,
     skip_special_tokens: flags.SkipSpecial = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    n: flags.Samples = None,
+    logprobs: flags.Logprobs = None,
+    json_schema: flags.SchemaFile = None,
+    json_object: flags.AnyObject = False,
+    regex: flags.Pattern = None,
+    grammar: flags.GrammarFile = None,
+    choice: flags.Choices = None,
 ) -> None:
     """Streams the continuation of a text, without a chat template."""
     sampling = Sampling(
@@ -126,13 +156,19 @@ def generate(
         ignore_eos=ignore_eos,
         include_stop_str_in_output=include_stop,
         skip_special_tokens=skip_special_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        n=n,
+        logprobs=logprobs,
+        structured_output=flags.structured_output(json_schema, json_object, regex, grammar, choice),
     )
     if token_ids is not None and prompt is not None:
         raise typer.BadParameter("give a prompt or --token-ids, not both", param_hint="--token-ids")
     source = _text_or_input(prompt) if token_ids is None else _numbers(token_ids)
     with exit_codes(), Client(target, timeout=timeout) as client:
-        stream = client.generate(source, sampling, model=model, cache_salt=cache_salt)
-        show_answer(stream, json_output=json_output, stats=stats)
+        stream = client.generate(source, sampling, model=model, cache_salt=cache_salt, priority=priority)
+        show_answers(stream, n or 1, json_output=json_output, stats=stats)
 
 
 @app.command()

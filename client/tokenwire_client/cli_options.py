@@ -3,13 +3,16 @@
 Must not know: clients, output.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tokenwire_client.channels import DEFAULT_TARGET
+from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
 
 _SAMPLING = "Sampling"
+_STRUCTURE = "Structured output (one of them)"
 
 Target = Annotated[
     str,
@@ -30,6 +33,11 @@ Model = Annotated[str, typer.Option("--model", help="Name of the model. Unset: t
 CacheSalt = Annotated[
     str | None,
     typer.Option("--cache-salt", help="Share cached prefixes only with the same salt."),
+]
+
+Priority = Annotated[
+    int | None,
+    typer.Option("--priority", help="Among waiting requests a lower number is served earlier. Unset: 0."),
 ]
 
 MaxTokens = Annotated[
@@ -94,3 +102,79 @@ SkipSpecial = Annotated[
         show_default=False,
     ),
 ]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option("--repetition-penalty", help="For tokens seen so far, in (0, 2]; 1: off.", rich_help_panel=_SAMPLING),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option("--presence-penalty", help="For tokens of the answer, -2 to 2; 0: off.", rich_help_panel=_SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option("--frequency-penalty", help="The same, times their count, -2 to 2.", rich_help_panel=_SAMPLING),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("--n", help="So many answers, shown at the end one after the other.", rich_help_panel=_SAMPLING),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        help="Report log probabilities: of each token and of so many likeliest (0 to 20), to standard error or in"
+        " --json.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", help="Answer in JSON that fits the schema in this file.", rich_help_panel=_STRUCTURE),
+]
+AnyObject = Annotated[
+    bool, typer.Option("--json-object", help="Answer with a JSON object.", rich_help_panel=_STRUCTURE)
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option("--regex", help="Answer with what matches this pattern.", rich_help_panel=_STRUCTURE),
+]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option("--grammar", help="Answer by the grammar (Lark or GBNF) in this file.", rich_help_panel=_STRUCTURE),
+]
+Choices = Annotated[
+    list[str] | None,
+    typer.Option("--choice", help="Answer with one of these; may be repeated.", rich_help_panel=_STRUCTURE),
+]
+
+
+def structured_output(
+    json_schema: Path | None,
+    json_object: bool,
+    regex: str | None,
+    grammar: Path | None,
+    choice: list[str] | None,
+) -> StructuredOutput | None:
+    """The constraint of the flags. Raises BadParameter for several, or for a file that cannot be read."""
+    given: list[StructuredOutput] = []
+    if json_schema is not None:
+        given.append(JsonSchema(_content(json_schema, "--json-schema")))
+    if json_object:
+        given.append(JsonObject())
+    if regex is not None:
+        given.append(Regex(regex))
+    if grammar is not None:
+        given.append(Grammar(_content(grammar, "--grammar")))
+    if choice:
+        given.append(Choice(choice))
+    if len(given) > 1:
+        raise typer.BadParameter("give one of --json-schema, --json-object, --regex, --grammar and --choice")
+    return given[0] if given else None
+
+
+def _content(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise typer.BadParameter(f"cannot read {path}: {reason}", param_hint=flag) from None

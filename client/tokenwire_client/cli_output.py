@@ -74,9 +74,47 @@ def show_answer(
     timing = Timing(first, clock() - began)
     if json_output:
         print(as_json({**asdict(completion), "timing": asdict(timing)}), flush=True)
+    else:
+        show_logprobs(completion)
     if stats:
         print(stats_line(completion, timing), file=sys.stderr)
     return completion
+
+
+def show_answers(
+    stream: Stream, count: int, *, json_output: bool, stats: bool, clock: Callable[[], float] = time.perf_counter
+) -> None:
+    """One generation as it arrives; several when all have ended, each after a line with its number."""
+    if count <= 1:
+        show_answer(stream, json_output=json_output, stats=stats)
+        return
+    began = clock()
+    first: float | None = None
+    with stream, _waiting(not json_output and on_terminal()):
+        for _ in stream:
+            if first is None:
+                first = clock() - began
+        completions = stream.results()
+    timing = Timing(first, clock() - began)
+    if json_output:
+        answers = [asdict(completion) for completion in completions]
+        print(as_json({"completions": answers, "timing": asdict(timing)}), flush=True)
+    for completion in completions:
+        if not json_output:
+            print(f"--- {completion.index + 1} of {count}")
+            print(terminal_text(completion.text) if on_terminal() else completion.text, flush=True)
+            show_logprobs(completion)
+        if stats:
+            print(stats_line(completion, timing), file=sys.stderr)
+
+
+def show_logprobs(completion: Completion) -> None:
+    """A line for each token on standard error, where they were asked for: log probability, rank, token, others."""
+    for position in completion.logprobs:
+        assert position.token is not None
+        others = " ".join(f"{each.text!r}={each.logprob:.4f}" for each in position.top)
+        line = f"{position.token.logprob:9.4f} {position.rank:6} {position.token.text!r} {others}"
+        print(terminal_text(line).rstrip(), file=sys.stderr)
 
 
 def stats_line(completion: Completion, timing: Timing) -> str:
@@ -164,4 +202,7 @@ def _writer() -> Callable[[str], None]:
 
 
 def _plain(value: Any) -> object:
+    """What JSON has no type for. A token's bytes are shown as text, its id tells what that cannot."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
     return value.value if isinstance(value, Enum) else asdict(value)
