@@ -9,7 +9,7 @@ import structlog
 
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
-from engine_service.api.live_request import LiveRequest
+from engine_service.api.live_request import Submission, Wake
 from engine_service.api.parse import parse_token_request
 from engine_service.core.outcome import Refusal
 from tokenwire.engine.v1 import engine_pb2
@@ -36,8 +36,8 @@ class Door:
         message: engine_pb2.TokenRequest,
         *,
         call_timeout_s: float | None,
-        wake: Callable[[], None],
-    ) -> LiveRequest | Refusal:
+        wake: Wake,
+    ) -> Submission | Refusal:
         """A request that is now live in the engine, or why it is not."""
         admitted = self._try(message, call_timeout_s, wake)
         if isinstance(admitted, Refusal):
@@ -51,9 +51,7 @@ class Door:
             )
         return admitted
 
-    def _try(
-        self, message: engine_pb2.TokenRequest, call_timeout_s: float | None, wake: Callable[[], None]
-    ) -> LiveRequest | Refusal:
+    def _try(self, message: engine_pb2.TokenRequest, call_timeout_s: float | None, wake: Wake) -> Submission | Refusal:
         connection = self._handle.connection()
         if isinstance(connection, Refusal):
             return connection

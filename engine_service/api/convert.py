@@ -6,6 +6,7 @@ Must not know: gRPC calls, validation, what is running.
 from collections.abc import Iterable
 
 from engine_service.api.errors import grpc_status
+from engine_service.api.live_request import Unread
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
 from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
@@ -19,6 +20,29 @@ _REASON = {
     FinishReason.ABORT: outcome_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: outcome_pb2.FINISH_REASON_ERROR,
 }
+
+
+def generate_response(unread: Unread, seed: int, index: int) -> engine_pb2.GenerateResponse:
+    """The news of one sample."""
+    finish = None if unread.finish is None else finish_message(unread.finish, seed)
+    message = engine_pb2.GenerateResponse(token_ids=unread.token_ids, finish=finish, index=index)
+    _add_logprobs(message, unread)
+    return message
+
+
+def request_output(handle: int, unread: Unread, seed: int, index: int) -> engine_pb2.RequestOutput:
+    """The news of one sample of a session's request."""
+    finish = None if unread.finish is None else finish_message(unread.finish, seed)
+    message = engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish, index=index)
+    _add_logprobs(message, unread)
+    return message
+
+
+def _add_logprobs(message: engine_pb2.GenerateResponse | engine_pb2.RequestOutput, unread: Unread) -> None:
+    if unread.logprobs:
+        message.logprobs.extend(logprobs_messages(unread.logprobs))
+    if unread.prompt_logprobs:
+        message.prompt_logprobs.extend(logprobs_messages(unread.prompt_logprobs))
 
 
 def finish_message(finish: Finish, seed: int) -> engine_pb2.Finish:

@@ -4,15 +4,14 @@ Must not know: protobuf, gRPC calls, how the engine runs.
 """
 
 import asyncio
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
 from engine_service.api.engine_metrics import EngineMetrics
-from engine_service.api.live_request import LiveRequest
+from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
@@ -45,15 +44,16 @@ class Connection:
 
 
 class EngineHandle:
-    """Owns the table of live requests. Lives on the event loop; nothing here waits for the engine."""
+    """Owns the table of live requests, one for each sample. Lives on the event loop; nothing here waits for the
+    engine."""
 
     def __init__(self, *, metrics: EngineMetrics, clock: Callable[[], float], max_unread_tokens: int) -> None:
         self._metrics = metrics
         self._clock = clock
         self._max_unread_tokens = max_unread_tokens
-        self._ids = itertools.count(1)
+        self._next_id = 1
         self._live: dict[int, LiveRequest] = {}
-        self._by_name: dict[str, LiveRequest] = {}
+        self._by_name: dict[str, Submission] = {}
         self._connection: Connection | None = None
         self.draining = asyncio.Event()
         self._idle = asyncio.Event()
@@ -79,47 +79,59 @@ class EngineHandle:
     def num_live(self) -> int:
         return len(self._live)
 
-    def submit(self, request: EngineRequest, wake: Callable[[], None]) -> LiveRequest | Refusal:
-        """Hands a request to the engine. Its news comes to the LiveRequest, whose `wake` says when."""
+    def submit(self, request: EngineRequest, wake: Wake) -> Submission | Refusal:
+        """Hands a request to the engine. News comes to its samples; `wake` says when, and to which one."""
         connection = self.connection()
         if isinstance(connection, Refusal):
             return connection
         if request.name in self._by_name:
             return Refusal(RefusalCode.DUPLICATE, "a live request has the same request_id", "request.request_id")
-        live = LiveRequest(
-            next(self._ids),
-            request.name,
-            seed=request.sampling.seed,
-            prompt_tokens=len(request.token_ids),
-            started=self._clock(),
-            wake=wake,
+        command = Submit(
+            self._next_id,
+            request.token_ids,
+            request.sampling,
+            request.timeout_s,
+            request.cache_salt,
+            request.samples,
+            request.priority,
         )
-        command = Submit(live.request_id, request.token_ids, request.sampling, request.timeout_s, request.cache_salt)
         if not connection.commands.send(command):
             return _MAILBOX_FULL
-        self._live[live.request_id] = self._by_name[live.name] = live
+        submission = Submission(
+            request.name,
+            self._next_id,
+            request.samples,
+            request.sampling,
+            prompt_tokens=len(request.token_ids),
+            started=self._clock(),
+            max_unread_tokens=self._max_unread_tokens,
+            wake=wake,
+        )
+        self._next_id += request.samples
+        self._live.update((live.request_id, live) for live in submission.samples)
+        self._by_name[submission.name] = submission
         self._idle.clear()
-        return live
+        return submission
 
-    def cancel(self, live: LiveRequest, cause: Refusal) -> None:
-        """Ends a request: no more tokens for its reader, blocks free within one step. Idempotent."""
-        if live.request_id not in self._live or live.is_cut:
-            return
-        live.cut()
-        if self._connection is not None:
-            self._connection.commands.send(Abort((live.request_id,), cause), always=True)
+    def cancel(self, samples: Iterable[LiveRequest], cause: Refusal) -> None:
+        """Ends samples: no more tokens for their reader, blocks free within one step. Idempotent."""
+        running = [live for live in samples if live.request_id in self._live and not live.is_cut]
+        for live in running:
+            live.cut()
+        if running and self._connection is not None:
+            command = Abort(tuple(live.request_id for live in running), cause)
+            self._connection.commands.send(command, always=True)
 
     async def abort(self, names: Sequence[str]) -> None:
         """Ends requests by name and returns once the engine has let go of them. Unknown names are fine."""
-        found = [live for name in names if (live := self._by_name.get(name)) is not None]
-        for live in found:
-            self.cancel(live, _ABORTED)
-        for live in found:
-            await live.done.wait()
+        found = [submission for name in names if (submission := self._by_name.get(name)) is not None]
+        for submission in found:
+            self.cancel(submission.samples, _ABORTED)
+        for submission in found:
+            await submission.done.wait()
 
     def cancel_all(self, cause: Refusal) -> None:
-        for live in list(self._live.values()):
-            self.cancel(live, cause)
+        self.cancel(list(self._live.values()), cause)
 
     def attach(self, ready: EngineReady, commands: CommandSink) -> None:
         """A started engine: requests are accepted from now on."""
@@ -140,9 +152,10 @@ class EngineHandle:
         if connection is None:
             return
         for live in list(self._live.values()):
-            finish = Finish(FinishReason.ERROR, live.prompt_tokens, live.num_received, 0, error=reason)
-            self._end(live, finish, None)
-            live.add((), finish)
+            tokens = live.submission.prompt_tokens, live.num_received
+            self._deliver(
+                live, RequestNews(live.request_id, (), Finish(FinishReason.ERROR, *tokens, 0, error=reason)), None
+            )
         self._metrics.engine_ended()
         connection.reason = reason
         connection.ended.set()
@@ -171,30 +184,39 @@ class EngineHandle:
         self._metrics.observe_report(report)
 
     def _deliver(self, live: LiveRequest, item: RequestNews, timing: RequestTiming | None) -> None:
+        submission = live.submission
         if item.finish is not None:
             self._end(live, item.finish, timing)
-        live.add(item.token_ids, item.finish)
-        if item.finish is None and live.unread_tokens > self._max_unread_tokens:
-            message = (
-                f"the reader left {live.unread_tokens:,} tokens unread; at most {self._max_unread_tokens:,} are kept"
-            )
-            self.cancel(live, Refusal(RefusalCode.SLOW_READER, message))
+        live.add(item)
+        # Some sample holds at least its share of what is too much.
+        if live.unread_tokens * len(submission.samples) > submission.max_unread_tokens and submission.num_open:
+            self._check_reader(submission)
+
+    def _check_reader(self, submission: Submission) -> None:
+        unread, most = submission.unread_tokens, submission.max_unread_tokens
+        if unread > most:
+            message = f"the reader left {unread:,} tokens unread; at most {most:,} are kept"
+            self.cancel(submission.samples, Refusal(RefusalCode.SLOW_READER, message))
 
     def _end(self, live: LiveRequest, finish: Finish, timing: RequestTiming | None) -> None:
+        submission = live.submission
         del self._live[live.request_id]
-        del self._by_name[live.name]
+        submission.ended(finish)
+        if submission.outcome is not None and submission.num_open == 0:
+            del self._by_name[submission.name]
+            self._metrics.count_request(submission.outcome)
         if not self._live:
             self._idle.set()
-        self._metrics.count_request(finish)
         self._log.info(
             "request finished",
-            request_id=live.name,
+            request_id=submission.name,
+            sample=live.index,
             reason=finish.reason.value,
             code=finish.error.code.value if finish.error else None,
             prompt_tokens=finish.prompt_tokens,
             completion_tokens=finish.completion_tokens,
             cached_tokens=finish.cached_tokens,
-            seconds=round(self._clock() - live.started, 6),
+            seconds=round(self._clock() - submission.started, 6),
             queue_s=_rounded(timing.queue_s if timing else None),
             prefill_s=_rounded(timing.prefill_s if timing else None),
             decode_s=_rounded(timing.decode_s if timing else None),

@@ -30,8 +30,12 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         prefix = "tokenwire_engine_"
         self._up = Gauge(f"{prefix}up", "1 while the engine process serves", registry=registry)
-        self._running = Gauge(f"{prefix}running_requests", "Requests that hold KV blocks", registry=registry)
-        self._waiting = Gauge(f"{prefix}waiting_requests", "Requests in the queue", registry=registry)
+        self._running = Gauge(
+            f"{prefix}running_requests", "Requests that hold KV blocks, each sample by itself", registry=registry
+        )
+        self._waiting = Gauge(
+            f"{prefix}waiting_requests", "Requests in the queue, each sample by itself", registry=registry
+        )
         self._waiting_tokens = Gauge(f"{prefix}waiting_tokens", "Their prompt tokens", registry=registry)
         self._blocks = Gauge(
             f"{prefix}kv_blocks",
@@ -45,7 +49,7 @@ class EngineMetrics:
         }
         self._requests = Counter(
             f"{prefix}requests",
-            "Requests by outcome (stop, length, abort, error, rejected) and refusal code",
+            "Requests by outcome (stop, length, abort, error, rejected) and refusal code; samples count as one",
             ["outcome", "code"],
             registry=registry,
         )

@@ -11,9 +11,9 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
-from engine_service.api.convert import finish_message, load_message, model_info_message
+from engine_service.api.convert import generate_response, load_message, model_info_message
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
-from engine_service.api.live_request import LiveRequest
+from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.session import Session
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime.wire import Malformed, request_parser
@@ -55,33 +55,36 @@ class EngineService:
         await Session(context, self._door, self._handle, self._opened, self._session_open_timeout_s).run()
 
     async def generate(self, request: engine_pb2.GenerateRequest, context: GenerateContext) -> None:
-        has_news = asyncio.Event()
-        live = self._door.admit(request.request, call_timeout_s=context.time_remaining(), wake=has_news.set)
-        if isinstance(live, Refusal):
-            await errors.abort(context, live)
+        # Samples that had nothing unread before their news: an entry, or two when it was cut, for each.
+        woken: asyncio.Queue[LiveRequest] = asyncio.Queue()
+        submission = self._door.admit(request.request, call_timeout_s=context.time_remaining(), wake=woken.put_nowait)
+        if isinstance(submission, Refusal):
+            await errors.abort(context, submission)
         try:
-            await self._stream(live, has_news, context)
+            await self._stream(submission, woken, context)
         finally:
             # Also when the task is cancelled because the client left: the end of the call ends the request.
-            self._handle.cancel(live, _CLIENT_LEFT)
+            self._handle.cancel(submission.samples, _CLIENT_LEFT)
 
-    async def _stream(self, live: LiveRequest, has_news: asyncio.Event, context: GenerateContext) -> None:
-        while True:
-            await has_news.wait()
-            has_news.clear()
+    async def _stream(
+        self, submission: Submission, woken: "asyncio.Queue[LiveRequest]", context: GenerateContext
+    ) -> None:
+        """Until all samples have ended; then the first error, if there was one, is the status of the call."""
+        error: Refusal | None = None
+        num_open = len(submission.samples)
+        while num_open:
+            live = await woken.get()
             unread = live.take()
             finish = unread.finish
-            if finish is None:
-                if unread.token_ids:
-                    await context.write(engine_pb2.GenerateResponse(token_ids=unread.token_ids))
-                continue
             # A refusal before the first token is a status alone.
-            if finish.error is None or finish.completion_tokens > 0:
-                message = finish_message(finish, live.seed)
-                await context.write(engine_pb2.GenerateResponse(token_ids=unread.token_ids, finish=message))
-            if finish.error is not None:
-                await errors.abort(context, finish.error)
-            return
+            is_refusal = finish is not None and finish.error is not None and finish.completion_tokens == 0
+            if (unread.token_ids or finish is not None) and not is_refusal:
+                await context.write(generate_response(unread, live.seed, live.index))
+            if finish is not None:
+                num_open -= 1
+                error = error or finish.error
+        if error is not None:
+            await errors.abort(context, error)
 
     async def abort(
         self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext[object, object]

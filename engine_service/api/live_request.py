@@ -1,62 +1,63 @@
-"""The front's view of one live request: its unread news, merged while nobody reads.
+"""The front's view of a live submission and its samples: their unread news, merged while nobody reads.
 
 Must not know: gRPC, protobuf, the engine process.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from engine_service.core.outcome import Finish
+from engine_service.core.family import seed_of
+from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
+from engine_service.core.sampling import SamplingParams
+
+Wake = Callable[["LiveRequest"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What the reader of a request has not been given yet."""
+    """What the reader of a sample has not been given yet."""
 
     token_ids: list[int]
     finish: Finish | None
+    logprobs: Sequence[PositionLogprobs] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
+
+    @property
+    def num_logprobs(self) -> int:
+        """Log probabilities in it, all positions together."""
+        return sum(1 + len(entry.top) for entries in (self.logprobs, self.prompt_logprobs) for entry in entries)
 
 
 class LiveRequest:
-    """One request between its submission and its finish. Lives on the event loop.
+    """One sample between its submission and its finish. Lives on the event loop.
 
-    `wake` is called when news comes to a request that had none unread. `done` is set with the finish.
-    `started` is seconds on the front's clock.
+    The submission's `wake` is called when news comes to a sample that had none unread.
     """
 
     __slots__ = (
         "_finish",
         "_is_cut",
+        "_logprobs",
         "_num_given",
+        "_prompt_logprobs",
         "_unread",
         "_wake",
-        "done",
-        "name",
-        "prompt_tokens",
+        "index",
         "request_id",
         "seed",
-        "started",
+        "submission",
     )
 
-    def __init__(
-        self,
-        request_id: int,
-        name: str,
-        *,
-        seed: int,
-        prompt_tokens: int,
-        started: float,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, submission: "Submission", request_id: int, index: int, seed: int, wake: Wake) -> None:
+        self.submission = submission
         self.request_id = request_id
-        self.name = name
+        self.index = index
         self.seed = seed
-        self.prompt_tokens = prompt_tokens
-        self.started = started
-        self.done = asyncio.Event()
         self._wake = wake
         self._unread: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
         self._num_given = 0
         self._finish: Finish | None = None
         self._is_cut = False
@@ -74,25 +75,81 @@ class LiveRequest:
     def is_cut(self) -> bool:
         return self._is_cut
 
-    def add(self, token_ids: tuple[int, ...], finish: Finish | None) -> None:
+    def add(self, news: RequestNews) -> None:
         """Takes news from the engine; after a cut only the finish counts."""
         had_unread = bool(self._unread)
+        finish = news.finish
         if not self._is_cut:
-            self._unread.extend(token_ids)
+            self._unread.extend(news.token_ids)
+            if news.logprobs or news.prompt_logprobs:
+                self._logprobs.extend(news.logprobs)
+                self._prompt_logprobs += news.prompt_logprobs
         if finish is not None:
             self._finish = replace(finish, completion_tokens=self._num_given) if self._is_cut else finish
-            self.done.set()
         if (self._unread or finish is not None) and not had_unread:
-            self._wake()
+            self._wake(self)
 
     def take(self) -> Unread:
-        """Gives the unread news to the caller."""
-        unread = Unread(self._unread, self._finish)
+        """Gives the unread news to the caller; each token and the finish are given once."""
+        unread = Unread(self._unread, self._finish, self._logprobs, self._prompt_logprobs)
         self._num_given += len(self._unread)
-        self._unread = []
+        self._finish = None
+        self._forget_unread()
         return unread
 
     def cut(self) -> None:
         """From now on the reader gets no token, not even an unread one; the finish says what it was given."""
         self._is_cut = True
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
         self._unread = []
+        if self._logprobs or self._prompt_logprobs:
+            self._logprobs, self._prompt_logprobs = [], ()
+
+
+class Submission:
+    """What a client submitted: one or more samples of a prompt, which end one by one.
+
+    `done` is set when all have ended. `outcome` says how it is counted: the first finish with an error, or else the
+    first one. `started` is seconds on the front's clock. `max_unread_tokens` is for all samples together.
+    """
+
+    __slots__ = ("done", "max_unread_tokens", "name", "num_open", "outcome", "prompt_tokens", "samples", "started")
+
+    def __init__(
+        self,
+        name: str,
+        first_id: int,
+        samples: int,
+        sampling: SamplingParams,
+        *,
+        prompt_tokens: int,
+        started: float,
+        max_unread_tokens: int,
+        wake: Wake,
+    ) -> None:
+        self.name = name
+        self.prompt_tokens = prompt_tokens
+        self.started = started
+        # A token with log probabilities is as large as so many tokens.
+        numbers = 1 if sampling.logprobs is None else 2 + sampling.logprobs
+        self.max_unread_tokens = max(1, max_unread_tokens // numbers)
+        self.samples = tuple(
+            LiveRequest(self, first_id + index, index, seed_of(sampling.seed, index), wake) for index in range(samples)
+        )
+        self.num_open = samples
+        self.outcome: Finish | None = None
+        self.done = asyncio.Event()
+
+    @property
+    def unread_tokens(self) -> int:
+        return sum(sample.unread_tokens for sample in self.samples)
+
+    def ended(self, finish: Finish) -> None:
+        """To be called for each sample that ended."""
+        self.num_open -= 1
+        if self.outcome is None or (self.outcome.error is None and finish.error is not None):
+            self.outcome = finish
+        if self.num_open == 0:
+            self.done.set()

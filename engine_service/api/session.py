@@ -12,17 +12,18 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
-from engine_service.api.convert import finish_message
+from engine_service.api.convert import request_output
 from engine_service.api.engine_handle import Connection, EngineHandle
-from engine_service.api.live_request import LiveRequest, Unread
+from engine_service.api.live_request import Submission, Unread
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
 from service_runtime.wire import Malformed
 from tokenwire.engine.v1 import engine_pb2
 
-# Past this many requests with unread news, commands wait until the client has read some.
+# Past this many samples with unread news, commands wait until the client has read some.
 MAX_UNREAD_OUTPUTS = 8192
 # Keeps a merged message well below the transport's limit.
 MAX_TOKENS_PER_MESSAGE = 262_144
+_TOKENS_PER_LOGPROB = 4  # about as many bytes
 _LAST_WORDS_SECONDS = 0.5
 _SESSION_ENDED = Refusal(RefusalCode.CANCELLED, "the session ended")
 _CANCELLED = Refusal(RefusalCode.CANCELLED, "cancelled by the client")
@@ -36,6 +37,9 @@ class _News(Protocol):
     @property
     def seed(self) -> int: ...
 
+    @property
+    def index(self) -> int: ...
+
     def take(self) -> Unread: ...
 
 
@@ -43,6 +47,7 @@ class _Refused:
     """A request that was refused at the door."""
 
     seed = 0
+    index = 0
 
     def __init__(self, prompt_tokens: int, refusal: Refusal) -> None:
         self._finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
@@ -67,8 +72,9 @@ class Session:
         self._handle = handle
         self._opened = opened
         self._open_timeout_s = open_timeout_s
-        self._live: dict[int, LiveRequest] = {}
-        self._unread: dict[int, _News] = {}
+        self._live: dict[int, Submission] = {}
+        self._num_untold: dict[int, int] = {}  # handle -> samples whose finish has not been sent
+        self._unread: dict[_News, int] = {}  # -> handle
         self._has_news = asyncio.Event()
         self._must_say_draining = False
         self._has_room = asyncio.Event()
@@ -85,8 +91,8 @@ class Session:
         try:
             refusal = await self._serve(connection)
         finally:
-            for live in self._live.values():
-                self._handle.cancel(live, _SESSION_ENDED)
+            for submission in self._live.values():
+                self._handle.cancel(submission.samples, _SESSION_ENDED)
         if refusal is not None:
             await errors.abort(self._context, refusal)
 
@@ -152,9 +158,7 @@ class Session:
             case "submit":
                 return self._submit(message.submit)
             case "cancel":
-                live = self._live.get(message.cancel.handle)
-                if live is not None:
-                    self._handle.cancel(live, _CANCELLED)
+                self._cancel(message.cancel)
                 return None
             case "open":
                 return Refusal(RefusalCode.INVALID, "the session is open already", "open")
@@ -163,26 +167,32 @@ class Session:
 
     def _submit(self, message: engine_pb2.SubmitRequest) -> Refusal | None:
         handle = message.handle
-        if handle in self._live or handle in self._unread:
+        if handle in self._num_untold:
             return Refusal(RefusalCode.INVALID, f"handle {handle} is in use", "submit.handle")
         admitted = self._door.admit(
             message.request,
             call_timeout_s=self._context.time_remaining(),
-            wake=partial(self._note, handle),
+            wake=partial(self._add_news, handle),
         )
         if isinstance(admitted, Refusal):
+            self._num_untold[handle] = 1
             self._add_news(handle, _Refused(len(message.request.prompt_token_ids), admitted))
         else:
+            self._num_untold[handle] = len(admitted.samples)
             self._live[handle] = admitted
         return None
 
-    def _note(self, handle: int) -> None:
-        live = self._live.get(handle)
-        if live is not None:
-            self._add_news(handle, live)
+    def _cancel(self, message: engine_pb2.CancelRequest) -> None:
+        """Handles and samples that have ended, or never were, are no error."""
+        submission = self._live.get(message.handle)
+        if submission is not None:
+            samples = submission.samples
+            if message.HasField("index"):
+                samples = samples[message.index : message.index + 1]
+            self._handle.cancel(samples, _CANCELLED)
 
     def _add_news(self, handle: int, news: _News) -> None:
-        self._unread[handle] = news
+        self._unread[news] = handle
         self._has_news.set()
         self._all_written.clear()
         if len(self._unread) > MAX_UNREAD_OUTPUTS:
@@ -206,21 +216,28 @@ class Session:
         outputs: list[engine_pb2.RequestOutput] = []
         num_tokens = 0
         while self._unread and num_tokens < MAX_TOKENS_PER_MESSAGE:
-            handle = next(iter(self._unread))
-            news = self._unread.pop(handle)
+            news = next(iter(self._unread))
+            handle = self._unread.pop(news)
             unread = news.take()
             num_tokens += len(unread.token_ids)
+            if unread.logprobs or unread.prompt_logprobs:
+                num_tokens += _TOKENS_PER_LOGPROB * unread.num_logprobs
+            if unread.token_ids or unread.finish is not None:
+                outputs.append(request_output(handle, unread, news.seed, news.index))
             if unread.finish is not None:
-                self._live.pop(handle, None)
-                finish = finish_message(unread.finish, news.seed)
-                outputs.append(engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish))
-            elif unread.token_ids:
-                outputs.append(engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids))
+                self._forget_sample(handle)
         if not self._unread:
             self._has_news.clear()
         if len(self._unread) <= MAX_UNREAD_OUTPUTS:
             self._has_room.set()
         return outputs
+
+    def _forget_sample(self, handle: int) -> None:
+        """One more finish of this handle has been sent; after the last one it may be used again."""
+        self._num_untold[handle] -= 1
+        if self._num_untold[handle] == 0:
+            del self._num_untold[handle]
+            self._live.pop(handle, None)
 
 
 def _command(message: object) -> engine_pb2.SessionRequest | Refusal | None:

@@ -41,16 +41,24 @@ def generate_request(*args: object, **fields: object) -> engine_pb2.GenerateRequ
 async def collect(
     call: grpc.aio.UnaryStreamCall[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse],
 ) -> tuple[list[int], engine_pb2.Finish]:
-    tokens: list[int] = []
-    finishes = []
+    (sample,) = await collect_samples(call, 1)
+    return sample
+
+
+async def collect_samples(
+    call: grpc.aio.UnaryStreamCall[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse], count: int
+) -> list[tuple[list[int], engine_pb2.Finish]]:
+    """Tokens and finish of each sample, by index."""
+    tokens: list[list[int]] = [[] for _ in range(count)]
+    finishes: dict[int, engine_pb2.Finish] = {}
     async with asyncio.timeout(WAIT_S):
         while isinstance(message := await call.read(), engine_pb2.GenerateResponse):
-            assert not finishes, "a message after the finish"
-            tokens += message.token_ids
+            assert message.index not in finishes, "a message after the finish"
+            tokens[message.index] += message.token_ids
             if message.HasField("finish"):
-                finishes.append(message.finish)
-    assert len(finishes) == 1
-    return tokens, finishes[0]
+                finishes[message.index] = message.finish
+    assert finishes.keys() == set(range(count))
+    return [(tokens[index], finishes[index]) for index in range(count)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -135,10 +143,27 @@ async def read_until_finished(call: Session, handles: set[int]) -> dict[int, tup
         outputs = await read_outputs(call)
         assert len({output.handle for output in outputs}) == len(outputs)
         for output in outputs:
-            assert output.handle not in finished
+            assert (output.handle in finished, output.index) == (False, 0)
             tokens[output.handle] += output.token_ids
             if output.HasField("finish"):
                 finished[output.handle] = (tokens[output.handle], output.finish)
+    return finished
+
+
+async def read_samples(
+    call: Session, counts: dict[int, int]
+) -> dict[tuple[int, int], tuple[list[int], engine_pb2.Finish]]:
+    """`counts`: samples of each handle -> tokens and finish by (handle, index)."""
+    names = {(handle, index) for handle, count in counts.items() for index in range(count)}
+    tokens: dict[tuple[int, int], list[int]] = {name: [] for name in names}
+    finished: dict[tuple[int, int], tuple[list[int], engine_pb2.Finish]] = {}
+    while finished.keys() != names:
+        for output in await read_outputs(call):
+            name = (output.handle, output.index)
+            assert name not in finished
+            tokens[name] += output.token_ids
+            if output.HasField("finish"):
+                finished[name] = (tokens[name], output.finish)
     return finished
 
 
@@ -302,11 +327,11 @@ async def test_a_handle_may_be_used_again_once_its_finish_was_sent() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_hostile_values_over_generate_and_session(case: Case) -> None:
     """Every field of the request is honoured or INVALID_ARGUMENT with path and numbers, in both styles alike."""
-    async with scripted_service() as service:
+    async with scripted_service(max_waiting_requests=128) as service:
         good = service.stub.Generate(generate_request([1, 2, 3], 40))
         call = await open_session(service)
         await submit(call, 1, case.message())
-        tokens, finish = (await read_until_finished(call, {1}))[1]
+        tokens, finish = (await read_samples(call, {1: case.samples}))[1, 0]
         generated = service.stub.Generate(engine_pb2.GenerateRequest(request=case.message()))
         if case.is_refused:
             error = await failure(generated)
@@ -321,7 +346,7 @@ async def test_hostile_values_over_generate_and_session(case: Case) -> None:
                 assert number in violation.description
         else:
             assert finish.reason in (outcome_pb2.FINISH_REASON_LENGTH, outcome_pb2.FINISH_REASON_STOP)
-            assert (await collect(generated))[0] == tokens
+            assert (await collect_samples(generated, case.samples))[0][0] == tokens
         assert (await collect(good))[0] == continuation([1, 2, 3], 40)
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from engine_service.api.engine_handle import SHUTTING_DOWN, STARTING, EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.errors import grpc_status, outcome_of
-from engine_service.api.live_request import LiveRequest
+from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.parse import EngineRequest
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.sampling import SamplingParams
@@ -44,14 +44,17 @@ class World:
     registry: CollectorRegistry
     woken: list[str] = field(default_factory=list)
 
-    def submit(self, name: str) -> LiveRequest | Refusal:
-        request = EngineRequest(name, (1, 2), SamplingParams(10, 5), None, "")
-        return self.handle.submit(request, lambda: self.woken.append(name))
+    def submit(self, name: str, samples: int = 1, logprobs: int | None = None) -> Submission | Refusal:
+        request = EngineRequest(name, (1, 2), SamplingParams(10, 5, logprobs=logprobs), None, "", samples)
+        return self.handle.submit(request, lambda live: self.woken.append(live.submission.name))
+
+    def samples(self, name: str, samples: int, logprobs: int | None = None) -> tuple[LiveRequest, ...]:
+        submission = self.submit(name, samples, logprobs)
+        assert isinstance(submission, Submission)
+        return submission.samples
 
     def live(self, name: str) -> LiveRequest:
-        live = self.submit(name)
-        assert isinstance(live, LiveRequest)
-        return live
+        return self.samples(name, 1)[0]
 
     def news(self, live: LiveRequest, *tokens: int, finish: Finish | None = None) -> None:
         self.handle.on_report(StepReport((RequestNews(live.request_id, tokens, finish),), STATS))
@@ -97,8 +100,8 @@ async def test_cancel_discards_unread_tokens_and_says_what_was_given() -> None:
     world.news(live, 1, 2)
     live.take()
     world.news(live, 3)
-    world.handle.cancel(live, CANCELLED)
-    world.handle.cancel(live, CANCELLED)
+    world.handle.cancel([live], CANCELLED)
+    world.handle.cancel([live], CANCELLED)
     world.news(live, 4)
     assert live.take().token_ids == []
     world.news(live, 5, finish=finish(FinishReason.ABORT, 5, CANCELLED))
@@ -106,7 +109,7 @@ async def test_cancel_discards_unread_tokens_and_says_what_was_given() -> None:
     assert (unread.token_ids, unread.finish) == ([], finish(FinishReason.ABORT, 2, CANCELLED))
     aborts = [command for command in world.commands.sent if isinstance(command, Abort)]
     assert aborts == [Abort((live.request_id,), CANCELLED)]
-    world.handle.cancel(live, CANCELLED)
+    world.handle.cancel([live], CANCELLED)
     assert len(world.commands.sent) == 2
 
 
@@ -143,7 +146,7 @@ async def test_names_are_unique_among_live_requests() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.code is RefusalCode.DUPLICATE
     world.news(live, finish=finish(FinishReason.LENGTH, 1))
-    assert isinstance(world.submit("a"), LiveRequest)
+    assert isinstance(world.submit("a"), Submission)
 
 
 async def test_full_mailbox_is_queue_full_and_leaves_no_trace() -> None:
@@ -174,7 +177,7 @@ async def test_death_ends_every_request_at_once() -> None:
     assert world.handle.connection() == STARTING
     assert world.submit("d") == STARTING
     world.handle.attach(EngineReady(INFO, STATS), world.commands)
-    assert isinstance(world.submit("d"), LiveRequest)
+    assert isinstance(world.submit("d"), Submission)
 
 
 async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
@@ -187,6 +190,59 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     assert not idle.done()
     world.news(live, 1, finish=finish(FinishReason.LENGTH, 1))
     await asyncio.wait_for(idle, 1)
+
+
+async def test_samples_end_one_by_one_and_are_counted_once() -> None:
+    world = make()
+    first, second, third = world.samples("a", 3)
+    assert [(s.request_id, s.index, s.seed) for s in (first, second, third)] == [(1, 0, 5), (2, 1, 6), (3, 2, 7)]
+    (command,) = world.commands.sent
+    assert isinstance(command, Submit)
+    assert (command.request_id, command.samples) == (1, 3)
+    assert world.live("b").request_id == 4
+    world.news(second, 8, finish=finish(FinishReason.STOP, 1))
+    world.news(first, finish=finish(FinishReason.ERROR, 0, GONE))
+    assert isinstance(world.submit("a"), Refusal)
+    assert world.count("stop") + world.count("error", "engine_gone") == 0
+    world.news(third, 9, finish=finish(FinishReason.LENGTH, 1))
+    assert [len(sample.take().token_ids) for sample in (first, second, third)] == [0, 1, 1]
+    assert (world.count("stop"), world.count("error", "engine_gone"), world.count("length")) == (0, 1, 0)
+    assert isinstance(world.submit("a"), Submission)
+
+
+async def test_one_sample_or_all_of_them_are_cancelled() -> None:
+    world = make()
+    samples = world.samples("a", 3)
+    world.handle.cancel(samples[1:2], CANCELLED)
+    assert world.commands.sent[-1] == Abort((2,), CANCELLED)
+    world.news(samples[2], finish=finish(FinishReason.STOP, 0))
+    world.handle.cancel(samples, CANCELLED)
+    assert world.commands.sent[-1] == Abort((1,), CANCELLED)
+    world.handle.cancel(samples, CANCELLED)
+    assert len(world.commands.sent) == 3
+    assert (world.handle.num_live, len(world.woken)) == (2, 1)
+
+
+async def test_a_reader_is_slow_by_all_its_samples_together() -> None:
+    world = make(max_unread_tokens=5)
+    first, second = world.samples("a", 2)
+    world.news(first, 1, 2, 3)
+    world.news(second, 4, 5)
+    assert not first.is_cut
+    world.news(second, 6)
+    abort = world.commands.sent[-1]
+    assert isinstance(abort, Abort)
+    assert (abort.request_ids, abort.cause.code) == ((1, 2), RefusalCode.SLOW_READER)
+    assert "6" in abort.cause.message
+
+
+async def test_log_probabilities_count_against_a_slow_reader() -> None:
+    world = make(max_unread_tokens=40)
+    (live,) = world.samples("a", 1, logprobs=6)
+    world.news(live, 1, 2, 3, 4, 5)
+    assert not live.is_cut
+    world.news(live, 6)
+    assert live.is_cut
 
 
 async def test_news_of_unknown_requests_is_ignored() -> None:
