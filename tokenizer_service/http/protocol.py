@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from tokenizer_service.http.errors import HttpError
 from tokenizer_service.http.exchange import ABORT
 
+_LINGER_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
@@ -30,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds = bounds
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,13 +44,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_done()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._linger_timer is not None or self.transport.is_closing():
             return
         super().data_received(data)
-        if self._header_timer is None or self.transport.is_closing():
+        if self._header_timer is None:
             return
         self._header_bytes += len(data)
         if self._header_bytes > self._bounds.max_header_bytes:
@@ -84,14 +89,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         """Answers without the application. In the middle of another answer only closes."""
         self._headers_done()
-        if self.cycle is None or self.cycle.response_complete:
-            body = error.body()
-            fields = {
-                "content-type": "application/json",
-                "content-length": str(len(body)),
-                "connection": "close",
-                **error.headers,
-            }
-            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-            self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
-        self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
+        body = error.body()
+        fields = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error.headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closing while the client still sends would reset the connection, and the answer be lost with it."""
+        if self.transport.is_closing() or self._linger_timer is not None:
+            return
+        self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+        self.transport.write_eof()
