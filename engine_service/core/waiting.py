@@ -10,6 +10,9 @@ from engine_service.core.request import Request, RequestStatus
 
 QueueKey = tuple[int, bool, float, int]
 
+# A local name: see planner.py.
+_PREEMPTED = RequestStatus.PREEMPTED
+
 
 def by_rank(request: Request) -> tuple[int, float, int]:
     return request.rank
@@ -17,7 +20,7 @@ def by_rank(request: Request) -> tuple[int, float, int]:
 
 def by_turn(request: Request) -> QueueKey:
     """A preempted request has a reader who waits for its next token, so it goes before new ones of its priority."""
-    return (request.priority, request.status is not RequestStatus.PREEMPTED, request.arrival, request.request_id)
+    return (request.priority, request.status is not _PREEMPTED, request.arrival, request.request_id)
 
 
 class WaitingQueue:

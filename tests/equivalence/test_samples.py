@@ -83,7 +83,7 @@ CASES = {
 def test_a_sample_equals_a_single_request(name: str, backend: str, folder: Path, single: list[list[int]]) -> None:
     case = CASES[name]
     run = EngineRun(case.size, folder, backend)
-    for _ in range(2):
+    for _ in range(2 if backend == "cpu" else 1):  # the second time with a warm cache; torch is slow
         answers = run.run(REQUESTS, samples=COUNT)
         assert [answer.token_ids for answer in answers] == single
         for place, answer in enumerate(answers):
