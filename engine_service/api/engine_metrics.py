@@ -3,12 +3,15 @@
 Must not know: gRPC, how the numbers come about.
 """
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine_service.api.errors import outcome_of
 from engine_service.core.outcome import Finish, FinishReason, Refusal
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import RequestTiming, StepReport
+from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
+from service_runtime.metrics import Deferred
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -24,10 +27,20 @@ _CUMULATIVE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What metrics need of a StepReport."""
+
+    stats: EngineStats
+    steps: tuple[StepTiming, ...]
+    finished: tuple[RequestTiming, ...]
+
+
 class EngineMetrics:
     """Every gauge is back at its idle value when nothing runs; a request counts once, whatever its end."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._reports: Deferred[_Report] = Deferred(registry, self._observe_reports)
         prefix = "tokenwire_engine_"
         self._up = Gauge(f"{prefix}up", "1 while the engine process serves", registry=registry)
         self._running = Gauge(
@@ -73,11 +86,13 @@ class EngineMetrics:
 
     def engine_started(self, stats: EngineStats) -> None:
         """A fresh engine: its counters start from zero again, ours go on."""
+        self._reports.flush()
         self._up.set(1)
         self._last = stats
         self._show(stats)
 
     def engine_ended(self) -> None:
+        self._reports.flush()
         self._up.set(0)
         for gauge in (self._running, self._waiting, self._waiting_tokens, self._usage):
             gauge.set(0)
@@ -85,18 +100,24 @@ class EngineMetrics:
             self._blocks.labels(state).set(0)
 
     def observe_report(self, report: StepReport) -> None:
-        last, stats = self._last, report.stats
+        """Seen by the next reader of the metrics."""
+        self._reports.add(_Report(report.stats, report.steps, report.finished))
+
+    def _observe_reports(self, reports: list[_Report]) -> None:
+        """Reports of one engine, oldest first."""
+        last, stats = self._last, reports[-1].stats
         for field, counter in self._counters.items():
             difference = getattr(stats, field) - (getattr(last, field) if last else 0)
             if difference > 0:
                 counter.inc(difference)
         self._last = stats
         self._show(stats)
-        for step in report.steps:
-            self._step_seconds.observe(step.seconds)
-            self._step_tokens.observe(step.num_tokens)
-        for timing in report.finished:
-            self._observe_stages(timing)
+        for report in reports:
+            for step in report.steps:
+                self._step_seconds.observe(step.seconds)
+                self._step_tokens.observe(step.num_tokens)
+            for timing in report.finished:
+                self._observe_stages(timing)
 
     def count_request(self, finish: Finish) -> None:
         """An ended request."""

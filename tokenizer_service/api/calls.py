@@ -53,7 +53,7 @@ class Call:
         now = self.clock()
         last = self.last_token_at.get(index)
         if last is not None:
-            self.metrics.inter_token_latency.observe((now - last) / num_tokens)
+            self.metrics.observe_inter_token((now - last) / num_tokens)
         elif self.first_token_at is None:
             self.first_token_at = now
             self.metrics.time_to_first_token.observe(now - self.started)

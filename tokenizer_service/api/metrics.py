@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from service_runtime.metrics import Deferred
+
 _PREFIX = "tokenwire_tokenizer"
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -18,6 +20,7 @@ class TokenizerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._gaps: Deferred[float] = Deferred(registry, self._observe_gaps)
         self._active = self._gauge("active_requests", "Requests being served, of all methods.")
         self.requests = Counter(
             f"{_PREFIX}_requests",
@@ -30,7 +33,7 @@ class TokenizerMetrics:
             "From a generation's arrival to its first token.",
             _LATENCY_S,
         )
-        self.inter_token_latency = self._histogram(
+        self._inter_token_latency = self._histogram(
             "inter_token_latency_seconds",
             "Between two arrivals of tokens, per token of the later.",
             _SHORT_S,
@@ -48,6 +51,14 @@ class TokenizerMetrics:
         )
         self._engines = self._gauge("engines_connected", "Engine replicas connected and usable.")
         self._queue = self._gauge("encode_queue", "Texts waiting for an encode thread.")
+
+    def observe_inter_token(self, seconds: float) -> None:
+        """Seen by the next reader of the metrics."""
+        self._gaps.add(seconds)
+
+    def _observe_gaps(self, gaps: list[float]) -> None:
+        for seconds in gaps:
+            self._inter_token_latency.observe(seconds)
 
     def watch(
         self,
