@@ -18,15 +18,14 @@ import numpy.typing as npt
 import torch
 
 from engine_service.worker.logit_editor import LogitEditor
-from engine_service.worker.logits import Peaks, find_peaks
+from engine_service.worker.logits import Peaks, find_peaks, peaks_at
+from engine_service.worker.nucleus import keep_nucleus
 from engine_service.worker.sampling_rows import SamplingRows
 
 _SLICE_ROWS = 32  # bounds the float32 workspace, and keeps it in the cache
 _GROUP = 256  # weights are summed in groups, and only the winning group is cumulated token by token
 _BELOW_ONE = 1.0 - 2.0**-50
 _SHORT_LISTS = ((40, 64), (200, 256), (900, 1024))  # (largest top_k, candidates for it)
-_NUCLEUS_CANDIDATES = 256
-_MORE = 16  # so many times more candidates for rows whose list was too short; a full sort comes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,12 @@ class Sampler:
         self._workspace = torch.zeros(_SLICE_ROWS, padded, dtype=torch.float32, device=device)
         self._editor = LogitEditor(vocab_size, device)
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Sampled:
-        """One token for each row of the model's logits [R, vocabulary], which stay as they are."""
-        peaks = find_peaks(logits)
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, best: torch.Tensor | None = None) -> Sampled:
+        """One token for each row of the model's logits [R, vocabulary], which stay as they are.
+
+        `best` is that of `StepLogits`: where the backend knows it, nobody has to look for it.
+        """
+        peaks = find_peaks(logits) if best is None else peaks_at(logits, best)
         if not rows.is_edited:
             token_ids = self._choose(logits, peaks, rows, np.True_)
             return Sampled(token_ids.masked_fill(~peaks.sound, 0), peaks.sound)
@@ -92,49 +94,53 @@ class Sampler:
         drawn_rows = ~rows.greedy & wanted
         token_ids = peaks.token_ids
         if drawn_rows.any():
-            filtered = drawn_rows & (((rows.top_k > 0) & (rows.top_k < self._vocab_size)) | (rows.top_p < 1.0))
-            for chosen, draw in ((drawn_rows & ~filtered, self._draw_plain), (filtered, self._draw_filtered)):
+            ranked = drawn_rows & (rows.top_k > 0) & (rows.top_k < self._vocab_size)
+            for chosen, draw in ((drawn_rows & ~ranked, self._draw_by_weight), (ranked, self._draw_by_rank)):
                 for index in _slices(chosen):
                     place = torch.from_numpy(index).to(self._device)
                     drawn = draw(_rows_of(logits, index, place), peaks.values[place], rows, index)
                     token_ids = token_ids.index_copy(0, place, drawn)
         return token_ids
 
-    def _draw_plain(
+    def _draw_by_weight(
         self, logits: torch.Tensor, largest: torch.Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]
     ) -> torch.Tensor:
-        """Rows without top_k and top_p: no order is needed."""
+        """Rows without top_k: no order of all tokens is needed."""
         settings = self._settings(rows, index)
         weights = self._weights(logits, largest, settings.temperature)
+        nucleus = torch.from_numpy(np.flatnonzero(rows.top_p[index] < 1.0)).to(self._device)
+        if len(nucleus) == len(index):
+            keep_nucleus(weights, settings.top_p)
+        elif len(nucleus):
+            kept = weights.index_select(0, nucleus)
+            keep_nucleus(kept, settings.top_p[nucleus])
+            weights.index_copy_(0, nucleus, kept)
         if (rows.min_p[index] > 0.0).any():
-            weights.mul_(weights >= settings.min_p)
+            # A float mask: multiplying by booleans takes three times as long.
+            weights.mul_(weights.clone().ge_(settings.min_p))
         return _draw_by_groups(weights, settings.uniforms).clamp_(max=self._vocab_size - 1)
 
-    def _draw_filtered(
+    def _draw_by_rank(
         self, logits: torch.Tensor, largest: torch.Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]
     ) -> torch.Tensor:
-        """Rows with top_k or top_p: from the best candidates, from all tokens where those were too few."""
+        """Rows with top_k: from the best candidates, from all tokens where those were too few."""
         settings = self._settings(rows, index)
-        mass = self._row_mass(logits, largest, settings, rows.top_k[index])
         candidates = self._num_candidates(rows.top_k[index])
-        drawn, enough = _draw_from_top(logits, largest, settings, mass, candidates)
-        while candidates < self._vocab_size and not bool(enough.all()):
-            candidates = min(candidates * _MORE, self._vocab_size)
+        drawn, enough = _draw_from_top(logits, largest, settings, candidates)
+        if not bool(enough.all()):
             short = (~enough).nonzero().squeeze(1)
             rest = _Settings(*(getattr(settings, name)[short] for name in _Settings.__slots__))
-            again, now_enough = _draw_from_top(logits[short], largest[short], rest, mass[short], candidates)
+            again, _ = _draw_from_top(logits[short], largest[short], rest, self._vocab_size)
             drawn = drawn.index_copy(0, short, again)
-            enough = enough.index_copy(0, short, now_enough)
         return drawn
 
     def _settings(self, rows: SamplingRows, index: npt.NDArray[np.int64]) -> _Settings:
         def column(values: npt.NDArray) -> torch.Tensor:
             return torch.from_numpy(values[index]).to(self._device).unsqueeze(1)
 
-        limited = np.where(rows.top_k <= 0, self._vocab_size, np.minimum(rows.top_k, self._vocab_size))
         return _Settings(
             temperature=column(rows.temperature),
-            top_k=column(limited),
+            top_k=column(np.minimum(rows.top_k, self._vocab_size)),
             top_p=column(rows.top_p),
             min_p=column(rows.min_p),
             uniforms=column(rows.uniforms),
@@ -144,29 +150,16 @@ class Sampler:
         """Weights [R, padded vocabulary] in the workspace; the padding has weight 0."""
         weights = self._workspace[: logits.shape[0]]
         real = weights[:, : self._vocab_size]
-        real.copy_(logits)
-        real.sub_(largest.float().unsqueeze(1)).div_(temperature).exp_()
+        torch.sub(logits, largest.float().unsqueeze(1), out=real)
+        real.div_(temperature).exp_()
         return weights
-
-    def _row_mass(
-        self,
-        logits: torch.Tensor,
-        largest: torch.Tensor,
-        settings: _Settings,
-        top_k: npt.NDArray[np.int64],
-    ) -> torch.Tensor:
-        """Weight of the whole row, float64 [R, 1], for top_p without top_k; 0 where no row needs it."""
-        if ((top_k > 0) & (top_k < self._vocab_size)).all():
-            return torch.zeros_like(settings.uniforms)
-        groups = self._weights(logits, largest, settings.temperature).unflatten(1, (-1, _GROUP))
-        return groups.sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
 
     def _num_candidates(self, top_k: npt.NDArray[np.int64]) -> int:
         """How many of the best tokens to fetch so that the list is nearly always long enough."""
         wanted = 0
         for k in top_k.tolist():
             fitting = (size for limit, size in _SHORT_LISTS if k <= limit)
-            wanted = max(wanted, _NUCLEUS_CANDIDATES if k <= 0 else next(fitting, self._vocab_size))
+            wanted = max(wanted, next(fitting, self._vocab_size))
         return min(wanted, self._vocab_size)
 
 
@@ -203,7 +196,6 @@ def _draw_from_top(
     logits: torch.Tensor,
     largest: torch.Tensor,
     settings: _Settings,
-    mass: torch.Tensor,
     candidates: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw among the best `candidates` tokens -> ids [R], and whether they were enough to be exact [R]."""
@@ -213,12 +205,11 @@ def _draw_from_top(
     within_k = rank < settings.top_k
     ends = weights.cumsum(-1)
     k_mass = ends.gather(1, (settings.top_k - 1).clamp(max=candidates - 1))
-    limited = settings.top_k < logits.shape[1]
-    bound = settings.top_p * torch.where(limited, k_mass, mass)
+    bound = settings.top_p * k_mass
     nucleus = within_k & ((ends - weights < bound) | (settings.top_p >= 1.0) | (rank == 0))
     enough = nucleus.sum(-1) <= trusted
     if candidates < logits.shape[1]:
-        enough &= (settings.top_k.squeeze(1) <= trusted) | ~limited.squeeze(1)
+        enough &= settings.top_k.squeeze(1) <= trusted
     kept = weights * (nucleus & (weights >= settings.min_p))
     by_id, order = ids.sort(dim=-1)
     cumulated = kept.gather(1, order).cumsum_(-1)

@@ -141,7 +141,7 @@ class Worker:
         assert output.logits is not None
         rows = torch.arange(count, device=output.logits.device)
         logprobs = logprob_rows(output.logits, rows, following, np.full(count, piece.wanted))
-        sound = find_peaks(output.logits).sound
+        sound = find_peaks(output.logits).sound if output.best is None else output.best >= 0
         return _Scored(piece.chunk.request_id, piece.first_scored + 1, logprobs, sound)
 
     def _launch(self, number: int, chunks: tuple[Chunk, ...], scored: tuple[_Scored, ...]) -> _Launched:
@@ -180,7 +180,7 @@ class Worker:
         if best_only and output.best is not None:
             return Sampled(output.best.clamp(min=0), output.best >= 0)
         assert output.logits is not None
-        return self._sampler.sample(output.logits, step.sampling)
+        return self._sampler.sample(output.logits, step.sampling, output.best)
 
 
 def _failures(request_ids: tuple[int, ...], sampled: Sampled) -> dict[int, str]:
