@@ -10,7 +10,14 @@ from tokenizer_service.http.errors import HttpError, bad_field
 from tokenizer_service.http.fields import Fields, Int64
 from tokenizer_service.http.generation_fields import SampledFields, check_sampled
 from tokenizer_service.http.structured_fields import structured_output
-from tokenizer_service.http.tool_fields import ModeName, NamedChoice, ToolCallFields, ToolFields, make_choice
+from tokenizer_service.http.tool_fields import (
+    ModeName,
+    NamedChoice,
+    ToolCallFields,
+    ToolFields,
+    check_parallel,
+    make_choice,
+)
 from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
 from tokenizer_service.sessions.request import ConversationPrompt
 from tokenizer_service.text.messages import Message
@@ -93,16 +100,16 @@ def check_messages(messages: list[MessageFields]) -> HttpError | None:
 
 
 def chat_prompt(fields: ChatFields) -> ConversationPrompt | HttpError:
-    refusal = check_sampled(fields) or check_messages(fields.messages) or _check_tools(fields)
+    refusal = check_sampled(fields) or check_messages(fields.messages) or _check_together(fields)
     return refusal or conversation(fields.messages, fields, tool_choice=make_choice(fields.tool_choice))
 
 
-def _check_tools(fields: ChatFields) -> HttpError | None:
+def _check_together(fields: ChatFields) -> HttpError | None:
     if fields.top_logprobs is not None and not fields.logprobs:
         return bad_field("top_logprobs", "may only be set with logprobs")
     if fields.max_tokens is not None and fields.max_completion_tokens not in (None, fields.max_tokens):
         return bad_field("max_tokens", f"{fields.max_tokens} differs from max_completion_tokens")
-    return None
+    return check_parallel(fields.parallel_tool_calls, len(fields.tools or ()))
 
 
 def chat_sampling(fields: ChatFields) -> tuple[dict[str, str], SamplingOptions] | HttpError:

@@ -13,7 +13,7 @@ from tokenizer_service.http.errors import HttpError, bad_field
 from tokenizer_service.http.fields import Fields, Int64
 from tokenizer_service.http.generation_fields import GenerationFields, StreamOptions, check_common
 from tokenizer_service.http.structured_fields import JsonObjectFormat, TextFormat, schema_text
-from tokenizer_service.http.tool_fields import FunctionFields, ModeName, make_tool
+from tokenizer_service.http.tool_fields import FunctionFields, ModeName, check_parallel, make_tool
 from tokenizer_service.sessions.request import ConversationPrompt
 from tokenizer_service.text.messages import Message, NamedTool, ToolCall, ToolChoice, ToolMode
 
@@ -90,7 +90,7 @@ class ResponseFields(GenerationFields):
 
 
 def response_prompt(fields: ResponseFields) -> ConversationPrompt | HttpError:
-    refusal = check_common(fields)
+    refusal = check_common(fields) or check_parallel(fields.parallel_tool_calls, len(fields.tools or ()))
     if refusal is not None:
         return refusal
     if fields.stream_options is not None and not fields.stream:

@@ -122,6 +122,7 @@ def test_continuing_the_last_message_opens_no_turn() -> None:
         ({"best_of": 2}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["x"] * 129}, "bad_words"),
     ],
