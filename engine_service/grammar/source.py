@@ -54,10 +54,9 @@ def _of_schema(schema: Any) -> str:
 def _of_grammar(text: str) -> str:
     try:
         return str(grammar_from("grammar", text))
-    except RecursionError:
-        raise BadGrammar("the grammar is nested too deeply") from None
-    except ValueError as error:
-        raise BadGrammar(str(error)) from None
+    except (RecursionError, ValueError) as error:
+        is_deep = isinstance(error, RecursionError) or isinstance(error.__context__, RecursionError)
+        raise BadGrammar("the grammar is nested too deeply" if is_deep else str(error)) from None
 
 
 def _checked_schema(text: str, limits: GrammarLimits) -> Any:

@@ -1,0 +1,107 @@
+"""The compiler with its checker process: bad constraints are refused in words and in time, good ones are kept."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from llguidance import LLTokenizer
+
+from engine_service.core.outcome import Refusal, RefusalCode
+from engine_service.core.sampling import ConstraintKind, StructuredOutput
+from engine_service.grammar.compiler import GrammarCompiler
+from engine_service.grammar.limits import GrammarLimits
+from engine_service.grammar.matcher import Grammar
+from tests.fixtures.checkpoints import HIST_EOS
+from tests.fixtures.hostile_grammars import HARMLESS, REFUSED
+
+# Of the whole check, the start of a checker that was killed before included; on a busy machine.
+BOUND_S = 20.0
+SLOW = '{"type": "integer", "multipleOf": 999983}'
+
+
+@pytest.fixture(scope="module")
+def compiler(vocabulary: LLTokenizer, tokenizer_folder: Path) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), GrammarLimits())
+    yield compiler
+    compiler.close()
+
+
+def find(compiler: GrammarCompiler, kind: ConstraintKind, text: str) -> object:
+    return compiler.compile(StructuredOutput(kind, text)).result(BOUND_S)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_constraint_is_refused_in_words(compiler: GrammarCompiler, name: str) -> None:
+    kind, text, words = REFUSED[name]
+    found = find(compiler, kind, text)
+    assert isinstance(found, Refusal), name
+    assert found.code is RefusalCode.INVALID
+    assert found.field == f"request.sampling.structured_output.{kind.value}"
+    assert words in found.message
+    assert len(found.message) < 400
+    assert "\n" not in found.message
+    assert "Error" not in found.message.replace("Parser Error", "")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_large_but_harmless_one_is_compiled(compiler: GrammarCompiler, name: str) -> None:
+    found = find(compiler, *HARMLESS[name])
+    assert isinstance(found, Grammar), found
+
+
+def test_what_takes_too_long_ends_with_its_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+    """A number theorist's schema; the next constraint finds a new one."""
+    limits = replace(GrammarLimits(), check_cpu_s=1, max_lexer_states=10**7)
+    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    try:
+        begin = time.monotonic()
+        found = find(compiler, ConstraintKind.JSON_SCHEMA, SLOW)
+        assert isinstance(found, Refusal)
+        assert (
+            found.message
+            == "json_schema: the grammar is too complex: checking it was stopped after 1 s of CPU time or 10 s"
+        )
+        assert time.monotonic() - begin < BOUND_S
+        assert isinstance(find(compiler, ConstraintKind.REGEX, "ab"), Grammar)
+        # It is remembered: the second time costs nothing.
+        assert compiler.compile(StructuredOutput(ConstraintKind.JSON_SCHEMA, SLOW)).done()
+    finally:
+        compiler.close()
+
+
+def test_what_needs_too_much_memory_ends_with_its_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+    limits = replace(GrammarLimits(), check_memory_bytes=256 * 1024**2, max_repeats=10**12, check_cpu_s=20)
+    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    try:
+        found = find(compiler, ConstraintKind.REGEX, "a{100000000}")
+        assert isinstance(found, Refusal)
+        assert "too complex" in found.message or "failed" in found.message or "too many" in found.message
+        assert isinstance(find(compiler, ConstraintKind.REGEX, "ab"), Grammar)
+    finally:
+        compiler.close()
+
+
+def test_the_cache_is_bounded(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+    limits = replace(GrammarLimits(), max_cached=4)
+    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    try:
+        for place in range(12):
+            find(compiler, ConstraintKind.REGEX, f"a{{{place + 1}}}")
+        assert len(compiler.cache) == 4
+        assert compiler.compile(StructuredOutput(ConstraintKind.REGEX, "a{12}")).done()
+    finally:
+        compiler.close()
+
+
+def test_closing_ends_the_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), GrammarLimits())
+    find(compiler, ConstraintKind.REGEX, "a")
+    process = compiler._checker._process
+    assert process is not None
+    compiler.close()
+    process.wait(10)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
