@@ -15,9 +15,9 @@ import grpc
 import structlog
 
 from service_runtime.grpc_server import channel_options
-from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, token_news
+from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, with_logprobs
 from tokenizer_service.engines.matching import ModelCheck
-from tokenizer_service.engines.messages import ModelInfo, TokenSink, TokenStream, TokenSubmission
+from tokenizer_service.engines.messages import ModelInfo, TokenNews, TokenSink, TokenStream, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -46,6 +46,7 @@ class _Live:
     prompt_work: int
     sample_work: list[int]
     unfinished: set[int]
+    has_logprobs: bool
 
     def work(self) -> int:
         return self.prompt_work + sum(self.sample_work)
@@ -53,9 +54,11 @@ class _Live:
     def progress(self, index: int, num_tokens: int) -> int:
         """Takes note of new tokens; the work that they were."""
         left = self.sample_work[index]
-        done = self.prompt_work + min(num_tokens, left)
-        self.sample_work[index] = left - min(num_tokens, left)
-        self.prompt_work = 0
+        done = num_tokens if num_tokens < left else left
+        self.sample_work[index] = left - done
+        if self.prompt_work:
+            done += self.prompt_work
+            self.prompt_work = 0
         return done
 
     def finish(self, index: int) -> int:
@@ -192,16 +195,17 @@ class EngineConnection:
             live = self._live.get(handle)
             if live is None or index not in live.unfinished:
                 continue  # closed on our side; the engine did not know yet
-            num_tokens = len(output.token_ids)
-            if num_tokens:
-                self.outstanding_tokens -= live.progress(index, num_tokens)
+            token_ids = output.token_ids[:]  # read from here on: a list is much cheaper than the message's own
+            if token_ids:
+                self.outstanding_tokens -= live.progress(index, len(token_ids))
             finish = None
             if output.HasField("finish"):
                 finish = engine_finish(output.finish)
                 self.outstanding_tokens -= live.finish(index)
                 if not live.unfinished:
                     self._forget(handle)
-            live.sink.on_news(token_news(output, finish))
+            news = TokenNews(index, token_ids, finish)
+            live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
 
     def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
@@ -218,7 +222,8 @@ class EngineConnection:
         prompt = len(submission.token_ids)
         room = max(0, self.model.max_model_len - prompt)
         limit, samples = submission.sampling.max_tokens, submission.sampling.num_samples
-        live = _Live(sink, prompt, [room if limit is None else min(limit, room)] * samples, set(range(samples)))
+        work = [room if limit is None else min(limit, room)] * samples
+        live = _Live(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
         self._live[handle] = live
         self.outstanding_tokens += live.work()
         self._submits[handle] = submission

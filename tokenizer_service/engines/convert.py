@@ -70,12 +70,9 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
     )
 
 
-def token_news(output: engine_pb2.RequestOutput, finish: EngineFinish | None) -> TokenNews:
-    """What is new of one sample; `finish` is the message's own, read already."""
-    logprobs, prompt = output.logprobs, output.prompt_logprobs
-    if not logprobs and not prompt:
-        return TokenNews(output.index, output.token_ids, finish)
-    return TokenNews(output.index, output.token_ids, finish, _logprobs(logprobs), _logprobs(prompt))
+def with_logprobs(news: TokenNews, output: engine_pb2.RequestOutput) -> TokenNews:
+    """The news of a message with the log probabilities in it."""
+    return news._replace(logprobs=_logprobs(output.logprobs), prompt_logprobs=_logprobs(output.prompt_logprobs))
 
 
 def _logprobs(positions: Iterable[logprobs_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:

@@ -76,6 +76,11 @@ class SamplingOptions:
     def num_samples(self) -> int:
         return 1 if self.n is None else self.n
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether any log probabilities were asked for."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSubmission:

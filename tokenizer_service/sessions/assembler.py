@@ -42,9 +42,9 @@ class TextAssembler:
 
     def add(self, token_ids: Sequence[int]) -> Assembled:
         """The text that these tokens complete. A match in it is the end: nothing is held back then."""
-        made = self._add(token_ids)
         if self._tool_parser is None:
-            return made
+            return self._add(token_ids)
+        made = self._add(token_ids)
         return self._parsed(self._tool_parser, made, is_last=made.stop_string is not None)
 
     def finish(self) -> Assembled:

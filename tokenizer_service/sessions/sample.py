@@ -4,6 +4,7 @@ Must not know: the other samples, the engine, time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tokenizer_service.engines.messages import EngineFinish, PositionLogprobs, TokenNews
 from tokenizer_service.sessions.assembler import TextAssembler
@@ -23,11 +24,20 @@ PROMPT_POSITIONS_PER_DELTA = 256
 _CALL_OVERHEAD_CHARS = 64
 
 
+@dataclass(slots=True)
+class Backlog:
+    """What the reader has not read of all samples: tokens and their reported alternatives, and characters."""
+
+    tokens: int = 0
+    chars: int = 0
+
+
 class Sample:
-    """`unread_tokens` counts tokens and their reported alternatives. `end` is set by the session."""
+    """Counts what is unread in a backlog that the samples of a request share. `end` is set by the session."""
 
     __slots__ = (
         "_assembler",
+        "_backlog",
         "_include_stop",
         "_logprobs",
         "_prompt_logprobs",
@@ -39,68 +49,68 @@ class Sample:
         "index",
         "stop_string",
         "tokens_received",
-        "unread_chars",
-        "unread_tokens",
     )
 
-    def __init__(self, index: int, assembler: TextAssembler, *, include_stop: bool) -> None:
+    def __init__(self, index: int, assembler: TextAssembler, backlog: Backlog, *, include_stop: bool) -> None:
         self.index = index
         self.end: Completed | None = None
         self.stop_string: str | None = None
         self.has_tool_calls = False
         self.tokens_received = 0
         self._assembler = assembler
+        self._backlog = backlog
         self._include_stop = include_stop
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
         self._prompt_logprobs: list[PositionLogprobs] = []
-        self.drop_unread()
+        self._tool_calls: list[ToolCallDelta] = []
 
     def has_unread(self) -> bool:
         return bool(self._token_ids or self._text or self._tool_calls or self._prompt_logprobs)
 
     def take(self, news: TokenNews) -> int:
         """Takes tokens up to a stop string, which it keeps in `stop_string`; returns how many."""
-        token_ids, finish = news.token_ids, news.finish
-        made = self._assembler.add(self._visible(token_ids, finish))
-        text, calls, stop = made.text, made.tool_calls, made.stop_string
-        used = len(token_ids) if stop is None else made.tokens_used
-        if stop is None and finish is not None:
-            rest = self._assembler.finish()
-            text, calls, stop = text + rest.text, calls + rest.tool_calls, rest.stop_string
+        _, token_ids, finish, logprobs, prompt_logprobs = news
+        visible = token_ids if finish is None else self._visible(token_ids, finish)
+        text, used, stop, calls = self._assembler.add(visible)
+        if stop is None:
+            used = len(token_ids)
+            if finish is not None:
+                rest = self._assembler.finish()
+                text, stop, calls = text + rest.text, rest.stop_string, calls + rest.tool_calls
+        else:
+            token_ids = token_ids[:used]
         self.stop_string = stop
         self.tokens_received += used
-        self._keep(text, token_ids if used == len(token_ids) else token_ids[:used])
-        if news.logprobs or news.prompt_logprobs:
-            self._keep_logprobs(news.logprobs[:used], news.prompt_logprobs)
+        self._token_ids.extend(token_ids)
+        self._backlog.tokens += used
+        if text:
+            self._text.append(text)
+            self._backlog.chars += len(text)
+        if logprobs or prompt_logprobs:
+            self._keep_logprobs(logprobs[:used], prompt_logprobs)
         if calls:
             self._keep_calls(calls)
         return used
 
-    def _visible(self, token_ids: Sequence[int], finish: EngineFinish | None) -> Sequence[int]:
+    def _visible(self, token_ids: Sequence[int], finish: EngineFinish) -> Sequence[int]:
         """A stop token is not shown unless asked for."""
-        if finish is None or finish.stop_token_id is None or self._include_stop:
+        if finish.stop_token_id is None or self._include_stop:
             return token_ids
         hides = len(token_ids) > 0 and token_ids[-1] == finish.stop_token_id
         return token_ids[:-1] if hides else token_ids
 
-    def _keep(self, text: str, token_ids: Sequence[int]) -> None:
-        if text:
-            self._text.append(text)
-            self.unread_chars += len(text)
-        self._token_ids.extend(token_ids)
-        self.unread_tokens += len(token_ids)
-
-    def _keep_logprobs(self, logprobs: Iterable[PositionLogprobs], prompt: Iterable[PositionLogprobs]) -> None:
+    def _keep_logprobs(self, logprobs: Sequence[PositionLogprobs], prompt: Iterable[PositionLogprobs]) -> None:
         """The prompt's do not count as unread: the model's context bounds them."""
-        for position in logprobs:
-            self._logprobs.append(position)
-            self.unread_tokens += len(position.top)
+        self._logprobs.extend(logprobs)
+        self._backlog.tokens += _alternatives(logprobs)
         self._prompt_logprobs.extend(prompt)
 
-    def _keep_calls(self, calls: Iterable[ToolCallDelta]) -> None:
+    def _keep_calls(self, calls: Sequence[ToolCallDelta]) -> None:
         self.has_tool_calls = True
-        for call in calls:
-            self._tool_calls.append(call)
-            self.unread_chars += len(call.arguments) + _CALL_OVERHEAD_CHARS
+        self._tool_calls.extend(calls)
+        self._backlog.chars += _call_chars(calls)
 
     def read(self, token_bytes: TokenBytes) -> TextDelta:
         """What is unread; of many prompt positions only the first, and the rest next time."""
@@ -108,25 +118,32 @@ class Sample:
             prompt = with_text(self._prompt_logprobs[:PROMPT_POSITIONS_PER_DELTA], token_bytes)
             del self._prompt_logprobs[:PROMPT_POSITIONS_PER_DELTA]
             return TextDelta("", (), self.index, (), prompt)
-        delta = TextDelta(
-            "".join(self._text),
-            tuple(self._token_ids),
-            self.index,
-            with_text(self._logprobs, token_bytes) if self._logprobs else (),
-            (),
-            tuple(self._tool_calls),
-        )
-        self.drop_unread()
-        return delta
+        text, token_ids = "".join(self._text), tuple(self._token_ids)
+        self._text.clear()
+        self._token_ids.clear()
+        self._backlog.tokens -= len(token_ids)
+        self._backlog.chars -= len(text)
+        if not self._logprobs and not self._tool_calls:
+            return TextDelta(text, token_ids, self.index)
+        return TextDelta(text, token_ids, self.index, self._read_logprobs(token_bytes), (), self._read_calls())
 
-    def drop_unread(self) -> None:
-        """Forgets what was not read, but for the prompt's log probabilities."""
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[PositionLogprobs] = []
-        self._tool_calls: list[ToolCallDelta] = []
-        self.unread_tokens = 0
-        self.unread_chars = 0
+    def _read_logprobs(self, token_bytes: TokenBytes) -> tuple[TextPositionLogprobs, ...]:
+        logprobs, self._logprobs = self._logprobs, []
+        self._backlog.tokens -= _alternatives(logprobs)
+        return with_text(logprobs, token_bytes)
+
+    def _read_calls(self) -> tuple[ToolCallDelta, ...]:
+        calls, self._tool_calls = self._tool_calls, []
+        self._backlog.chars -= _call_chars(calls)
+        return tuple(calls)
+
+
+def _alternatives(logprobs: Iterable[PositionLogprobs]) -> int:
+    return sum(len(position.top) for position in logprobs)
+
+
+def _call_chars(calls: Iterable[ToolCallDelta]) -> int:
+    return sum(len(call.arguments) + _CALL_OVERHEAD_CHARS for call in calls)
 
 
 def with_text(positions: Iterable[PositionLogprobs], token_bytes: TokenBytes) -> tuple[TextPositionLogprobs, ...]:

@@ -15,7 +15,7 @@ from tokenizer_service.engines.messages import FinishReason, TokenNews, TokenSin
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
 from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.events import Completed, Failed, TextEvent
-from tokenizer_service.sessions.sample import Sample, TokenBytes
+from tokenizer_service.sessions.sample import Backlog, Sample, TokenBytes
 
 _log = structlog.get_logger()
 
@@ -75,8 +75,10 @@ class TextSession:
     ) -> None:
         """One of `assemblers` for each sample."""
         self._facts = facts
+        self._backlog = Backlog()
         self._samples = [
-            Sample(index, assembler, include_stop=facts.include_stop) for index, assembler in enumerate(assemblers)
+            Sample(index, assembler, self._backlog, include_stop=facts.include_stop)
+            for index, assembler in enumerate(assemblers)
         ]
         self._num_running = len(self._samples)
         self._limits = limits
@@ -84,8 +86,6 @@ class TextSession:
         self._token_bytes = token_bytes
         self._stream: TokenStream | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._unread_tokens = 0
-        self._unread_chars = 0
         self._readable: dict[int, None] = {}  # samples with something to read, in the order of its arrival
         self._failure: Failed | None = None
         self._is_closed = False
@@ -165,24 +165,17 @@ class TextSession:
         if not sample.has_unread():
             del self._readable[index]
             return sample.end
-        self._unread_tokens -= sample.unread_tokens
-        self._unread_chars -= sample.unread_chars
         delta = sample.read(self._token_bytes)
-        self._unread_tokens += sample.unread_tokens
-        self._unread_chars += sample.unread_chars
         if sample.end is None and not sample.has_unread():
             del self._readable[index]
         return delta
 
     def _take(self, sample: Sample, news: TokenNews) -> None:
-        tokens, chars = sample.unread_tokens, sample.unread_chars
         used = sample.take(news)
-        self._unread_tokens += sample.unread_tokens - tokens
-        self._unread_chars += sample.unread_chars - chars
-        if sample.has_unread():
-            self._readable[sample.index] = None
         if used:
             self._observer.on_tokens(used, sample.index)
+        if sample.has_unread():
+            self._readable[sample.index] = None
         if sample.stop_string is not None:
             self._found_stop(sample, news)
         elif news.finish is not None:
@@ -191,11 +184,10 @@ class TextSession:
             self._check_unread()
 
     def _check_unread(self) -> None:
-        tokens, chars = self._unread_tokens, self._unread_chars
+        tokens, chars = self._backlog.tokens, self._backlog.chars
         if tokens <= self._limits.max_unread_tokens and chars <= self._limits.max_unread_chars:
             return
-        for sample in self._samples:
-            sample.drop_unread()
+        # What is unread will never be read, and so is no end after it.
         self._readable.clear()
         message = f"the reader is too slow: {tokens:,} tokens and {chars:,} characters were left unread"
         self.fail(Refusal(RefusalCode.RESOURCE_EXHAUSTED, message))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_service.engines.convert import cancel_message, model_info, submit_message, token_news
+from tokenizer_service.engines.convert import cancel_message, model_info, submit_message, with_logprobs
 from tokenizer_service.engines.messages import (
     Choice,
     Grammar,
@@ -115,8 +115,8 @@ def test_the_engine_s_defaults_are_known() -> None:
 def test_news_carry_log_probabilities() -> None:
     first = PositionMessage(rank=0)
     position = PositionMessage(token={"token_id": 5, "logprob": -0.5}, rank=2, top=[{"token_id": 6, "logprob": -0.25}])
-    output = engine_pb2.RequestOutput(token_ids=[5], index=3, logprobs=[position], prompt_logprobs=[first, position])
+    output = engine_pb2.RequestOutput(logprobs=[position], prompt_logprobs=[first, position])
     read = PositionLogprobs((5, -0.5), 2, ((6, -0.25),))
-    assert token_news(output, None)[0] == 3
-    assert token_news(output, None)[2:] == (None, (read,), (PositionLogprobs(None, 0, ()), read))
-    assert token_news(engine_pb2.RequestOutput(), None) == TokenNews(0, [], None, (), ())
+    news = TokenNews(3, [5])
+    assert with_logprobs(news, output) == TokenNews(3, [5], None, (read,), (PositionLogprobs(None, 0, ()), read))
+    assert with_logprobs(news, engine_pb2.RequestOutput()) == news
