@@ -13,6 +13,13 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kNothingSeen = -1e30f;
 constexpr int kGroupsOfBlock = kKeyBlock / kGroupSlots;
 
+// 2 to the power of x for a softmax whose weights are kept as T.
+template <class T>
+F16 power(F16 x) {
+    if constexpr (sizeof(Act<T>) == 2) return exp2_coarse(x);
+    return exp2(x);
+}
+
 }  // namespace
 
 template <class T>
@@ -35,14 +42,14 @@ struct Attention<T>::Tile {
 template <class T>
 Attention<T>::Attention(const AttentionShape& shape, int block_size, ThreadPool& pool)
     : shape_(shape), groups_per_block_(block_size / kGroupSlots), pool_(pool) {
-    const int rows = tile_tokens(shape.group()) * shape.group();
+    const int rows = tile_tokens<T>(shape.group()) * shape.group();
     for (int i = 0; i < pool.threads(); ++i) scratch_.emplace_back(rows, shape.head());
 }
 
 template <class T>
 void Attention<T>::attend(const Batch& batch, int window, const Act<T>* queries, const LayerPool<T>& kv, Act<T>* out,
                           ptrdiff_t out_stride) {
-    cut_into_pieces(batch, tile_tokens(shape_.group()), pieces_);
+    cut_into_pieces(batch, tile_tokens<T>(shape_.group()), pieces_);
     const int group = shape_.group(), head = shape_.head(), kv_heads = shape_.kv_heads;
     const int items = static_cast<int>(pieces_.size()) * kv_heads;
     pool_.run(items, 1, [&](int thread, int begin, int end, int) {
@@ -64,66 +71,61 @@ void Attention<T>::attend_tile(const Tile& tile, AttentionScratch<T>& scratch) c
     std::fill_n(scratch.sums.data(), static_cast<size_t>(tile.rows) * kLanes, 0.0f);
     std::fill_n(scratch.largest.data(), tile.rows, kNothingSeen);
     const int last = tile.last_key();
+    TileShapes<T> shapes;
     for (int block = tile.first_key() / kKeyBlock; block <= last / kKeyBlock; ++block) {
         const int keys = std::min(kKeyBlock, last + 1 - block * kKeyBlock);
         const int groups = (keys + kGroupSlots - 1) / kGroupSlots;
-        score_block(tile, block, groups, scratch);
+        score_block(tile, block, groups, scratch, shapes);
         soften_block(tile, block, groups, scratch);
-        gather_values(tile, block, keys, scratch);
+        gather_values(tile, block, keys, scratch, shapes);
     }
     store_rows(tile, scratch);
 }
 
 // scores[row][key] = query . key, two groups of 16 keys at a time (an odd last group is computed twice).
 template <class T>
-void Attention<T>::score_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch) const {
-    const int steps = (shape_.head_size + kDepth<T> - 1) / kDepth<T>;
-    const RowTiles heights(tile.rows);
+void Attention<T>::score_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch,
+                               TileShapes<T>& shapes) const {
+    const int steps = padded_steps<T>(shape_.head_size);
+    const RowTiles<T> heights(tile.rows);
     auto keys_of = [&](int index) {
         const int group = block * kGroupsOfBlock + index;
         const int64_t base = static_cast<int64_t>(tile.table[group / groups_per_block_]) * groups_per_block_;
         return tile.kv.keys(base + group % groups_per_block_, tile.kv_head);
     };
-    for (int index = 0; index < groups; index += 2) {
-        const Run<T> run{keys_of(index), keys_of(std::min(index + 1, groups - 1)), steps};
-        Product<T> product{tile.queries, shape_.head(), &run, 1, kLanes * kDepth<T>,
-                           scratch.scores.data() + index * kGroupSlots, kKeyBlock, false, nullptr};
-        for (int i = 0; i < heights.count; ++i) {
-            const int height = heights.height(i);
+    Product<T> product{tile.queries, shape_.head(), nullptr, 1, kLanes * kDepth<T>, nullptr, kKeyBlock, false, nullptr};
+    float* out = scratch.scores.data();
+    for (int i = 0; i < heights.count; ++i) {
+        const int height = heights.height(i);
+        shapes.set(height, kStepMultiple<T>);
+        for (int index = 0; index < groups; index += 2) {
+            const Run<T> run{keys_of(index), keys_of(std::min(index + 1, groups - 1)), steps};
+            product.runs = &run;
+            product.out = out + index * kGroupSlots;
             tile_function<T>(height, 0)(product);
-            product.act += height * shape_.head();
-            product.out += height * kKeyBlock;
         }
+        product.act += height * shape_.head();
+        out += height * kKeyBlock;
     }
 }
 
-// Turns scores into weights exp(score - largest so far), and scales what was gathered before to match.
+// Turns scores into weights exp(scale * (score - largest so far)), and scales what was gathered before to match.
 template <class T>
 void Attention<T>::soften_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch) const {
     const F16 factor = set1(shape_.scale * kLog2e);
     for (int row = 0; row < tile.rows; ++row) {
-        const int position = tile.position + row / shape_.group();
-        const int last = position + 1 - block * kKeyBlock;
-        const int first = tile.window > 0 ? position - tile.window + 1 - block * kKeyBlock : 0;
         float* scores = scratch.scores.data() + row * kKeyBlock;
-        F16 largest = set1(scratch.largest[static_cast<size_t>(row)]);
-        for (int g = 0; g < groups; ++g) {
-            const int lane = g * kGroupSlots;
-            F16 score = load(scores + lane) * factor;
-            if (last < lane + kGroupSlots || first > lane) {
-                const int from = std::clamp(first - lane, 0, kGroupSlots), to = std::clamp(last - lane, 0, kGroupSlots);
-                score = keep_lanes(score, from, to, kMasked);
-            }
-            store(scores + lane, score);
-            largest = max(score, largest);
-        }
-        const float before = scratch.largest[static_cast<size_t>(row)], now = reduce_max(largest);
-        scratch.largest[static_cast<size_t>(row)] = now;
-        const F16 rescale = exp2(set1(before - now));
+        mask_row(tile, row, block, groups, scores);
+        float& largest_so_far = scratch.largest[static_cast<size_t>(row)];
+        F16 largest = set1(largest_so_far);
+        for (int g = 0; g < groups; ++g) largest = max(load(scores + g * kGroupSlots), largest);
+        const float before = largest_so_far, now = reduce_max(largest);
+        largest_so_far = now;
+        const F16 rescale = exp2(set1(before - now) * factor), shift = set1(-now) * factor;
         F16 sum = load(scratch.sums.data() + row * kLanes) * rescale;
         Act<T>* weights = scratch.weights.data() + row * kKeyBlock;
         for (int g = 0; g < groups; ++g) {
-            const F16 weight = exp2(load(scores + g * kGroupSlots) - set1(now));
+            const F16 weight = power<T>(fma(load(scores + g * kGroupSlots), factor, shift));
             store(weights + g * kGroupSlots, weight);
             sum = sum + weight;
         }
@@ -134,30 +136,53 @@ void Attention<T>::soften_block(const Tile& tile, int block, int groups, Attenti
     }
 }
 
+// Takes the keys out that the row's token does not see.
+template <class T>
+void Attention<T>::mask_row(const Tile& tile, int row, int block, int groups, float* scores) const {
+    const int position = tile.position + row / shape_.group();
+    const int last = position + 1 - block * kKeyBlock;
+    const int first = tile.window > 0 ? position - tile.window + 1 - block * kKeyBlock : 0;
+    for (int g = 0; g < groups; ++g) {
+        const int lane = g * kGroupSlots;
+        if (last >= lane + kGroupSlots && first <= lane) continue;
+        const int from = std::clamp(first - lane, 0, kGroupSlots), to = std::clamp(last - lane, 0, kGroupSlots);
+        store(scores + lane, keep_lanes(load(scores + lane), from, to, kMasked));
+    }
+}
+
 // output[row] += weights[row] x values, over the block's keys.
 template <class T>
-void Attention<T>::gather_values(const Tile& tile, int block, int keys, AttentionScratch<T>& scratch) const {
+void Attention<T>::gather_values(const Tile& tile, int block, int keys, AttentionScratch<T>& scratch,
+                                 TileShapes<T>& shapes) const {
     constexpr int depth = kDepth<T>;
-    const RowTiles heights(tile.rows);
-    for (int column = 0; column < shape_.head(); column += kTileColumns) {
-        Run<T> runs[kGroupsOfBlock];
-        int count = 0;
-        for (int key = 0; key < keys; key += kGroupSlots) {
-            const int group = block * kGroupsOfBlock + key / kGroupSlots;
-            const int64_t base = static_cast<int64_t>(tile.table[group / groups_per_block_]) * groups_per_block_;
-            const T* values = tile.kv.values(base + group % groups_per_block_, tile.kv_head) + column * depth;
-            const int inside = std::min(kGroupSlots, keys - key);
-            runs[count++] = {values, values + kLanes * depth, (inside + depth - 1) / depth};
-        }
-        const ptrdiff_t stride = static_cast<ptrdiff_t>(shape_.head()) * depth;
-        Product<T> product{scratch.weights.data(), kKeyBlock, runs, count, stride, scratch.output.data() + column,
-                           shape_.head(), true, nullptr};
-        for (int i = 0; i < heights.count; ++i) {
-            const int height = heights.height(i);
+    Run<T> runs[kGroupsOfBlock];
+    int count = 0;
+    for (int key = 0; key < keys; key += kGroupSlots) {
+        const int group = block * kGroupsOfBlock + key / kGroupSlots;
+        const int64_t base = static_cast<int64_t>(tile.table[group / groups_per_block_]) * groups_per_block_;
+        const T* values = tile.kv.values(base + group % groups_per_block_, tile.kv_head);
+        // What follows the last key is zero or, where tiles are not used, must not be read.
+        const int inside = kStepMultiple<T> > 1 ? kGroupSlots : std::min(kGroupSlots, keys - key);
+        runs[count++] = {values, values + kLanes * depth, (inside + depth - 1) / depth};
+    }
+    auto move = [&](ptrdiff_t numbers) {
+        for (int i = 0; i < count; ++i) runs[i] = {runs[i].left + numbers, runs[i].right + numbers, runs[i].steps};
+    };
+    const RowTiles<T> heights(tile.rows);
+    const ptrdiff_t head = shape_.head();
+    Product<T> product{scratch.weights.data(), kKeyBlock, runs, count, head * depth, nullptr, head, true, nullptr};
+    float* out = scratch.output.data();
+    for (int i = 0; i < heights.count; ++i) {
+        const int height = heights.height(i);
+        shapes.set(height, kGroupSlots / depth);
+        for (int column = 0; column < head; column += kTileColumns) {
+            product.out = out + column;
             tile_function<T>(height, 0)(product);
-            product.act += height * kKeyBlock;
-            product.out += static_cast<ptrdiff_t>(height) * shape_.head();
+            move(kTileColumns * depth);
         }
+        move(-head * depth);
+        product.act += height * kKeyBlock;
+        out += height * head;
     }
 }
 

@@ -8,6 +8,8 @@
 // Must not know: layers' order, projections.
 #pragma once
 
+#include <algorithm>
+
 #include "batch.hpp"
 #include "thread_pool.hpp"
 
@@ -27,8 +29,10 @@ struct AttentionShape {
     int head() const { return padded_head(head_size); }
 };
 
-// Tokens in a piece that make a tile of about 48 rows.
-inline int tile_tokens(int group) {
+// Tokens in a piece that make a tile of about 48 rows, or fill one of the matrix unit.
+template <class T>
+int tile_tokens(int group) {
+    if constexpr (kStepMultiple<T> > 1) return std::max(1, kTileRows<T> / group);
     int tokens = 16;
     while (tokens > 1 && tokens * group > 64) tokens /= 2;
     return tokens;
@@ -65,9 +69,12 @@ private:
     struct Tile;
 
     void attend_tile(const Tile& tile, AttentionScratch<T>& scratch) const;
-    void score_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch) const;
+    void score_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch,
+                     TileShapes<T>& shapes) const;
+    void mask_row(const Tile& tile, int row, int block, int groups, float* scores) const;
     void soften_block(const Tile& tile, int block, int groups, AttentionScratch<T>& scratch) const;
-    void gather_values(const Tile& tile, int block, int keys, AttentionScratch<T>& scratch) const;
+    void gather_values(const Tile& tile, int block, int keys, AttentionScratch<T>& scratch,
+                       TileShapes<T>& shapes) const;
     void store_rows(const Tile& tile, AttentionScratch<T>& scratch) const;
 
     AttentionShape shape_;

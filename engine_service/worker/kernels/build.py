@@ -5,6 +5,7 @@ Must not know: what the kernels do, models.
 """
 
 import argparse
+import ctypes
 import hashlib
 import os
 import platform
@@ -29,6 +30,7 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidde
 class Variant(Enum):
     """An instruction set the kernels can be compiled for, with the compiler's flags."""
 
+    AMX = "amx"
     AVX512_BF16 = "avx512bf16"
     AVX512 = "avx512"
     AVX2 = "avx2"
@@ -40,6 +42,7 @@ class Variant(Enum):
 
 
 _VARIANT_FLAGS = {
+    Variant.AMX: ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     Variant.AVX512_BF16: ("-march=x86-64-v4", "-mavx512bf16"),
     Variant.AVX512: ("-march=x86-64-v4",),
     Variant.AVX2: ("-march=x86-64-v3",),
@@ -48,11 +51,14 @@ _VARIANT_FLAGS = {
 _AVX2_NEEDS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512_NEEDS = _AVX2_NEEDS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VARIANT_NEEDS = {
+    Variant.AMX: _AVX512_NEEDS | {"avx512_bf16", "amx_tile", "amx_bf16"},
     Variant.AVX512_BF16: _AVX512_NEEDS | {"avx512_bf16"},
     Variant.AVX512: _AVX512_NEEDS,
     Variant.AVX2: _AVX2_NEEDS,
     Variant.GENERIC: frozenset[str](),
 }
+# Linux on x86-64: arch_prctl and its requests about the state of extended features.
+_ARCH_PRCTL, _GET_PERMISSION, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1022, 0x1023, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +89,22 @@ def read_cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def runnable_variants(cpu_flags: frozenset[str]) -> tuple[Variant, ...]:
-    """The variants this CPU can execute, the best one first."""
-    return tuple(variant for variant in Variant if _VARIANT_NEEDS[variant] <= cpu_flags)
+def request_tiles() -> bool:
+    """Asks the operating system to let this process use AMX tiles; sandboxes refuse, whatever the CPU's flags say."""
+    if platform.machine() != "x86_64":
+        return False
+    libc = ctypes.CDLL(None)
+    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
+        return False
+    permitted = ctypes.c_uint64(0)
+    answer = libc.syscall(_ARCH_PRCTL, _GET_PERMISSION, ctypes.byref(permitted))
+    return answer == 0 and bool(permitted.value >> _TILE_DATA & 1)
+
+
+def runnable_variants(cpu_flags: frozenset[str], tiles: Callable[[], bool] = request_tiles) -> tuple[Variant, ...]:
+    """The variants this CPU can execute, the best one first; `tiles` is asked only where it has them."""
+    fitting = tuple(variant for variant in Variant if _VARIANT_NEEDS[variant] <= cpu_flags)
+    return fitting if Variant.AMX not in fitting or tiles() else fitting[1:]
 
 
 def find_compiler(names: Iterable[str] = _COMPILERS) -> Compiler | None:

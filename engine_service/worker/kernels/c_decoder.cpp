@@ -23,7 +23,9 @@ struct DecoderHandle {
 }  // namespace
 
 TOKENWIRE_API const char* tokenwire_variant() {
-#if defined(TOKENWIRE_BF16_DOT)
+#if defined(TOKENWIRE_TILES)
+    return "amx";
+#elif defined(TOKENWIRE_BF16_DOT)
     return "avx512bf16";
 #elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
     return "avx512";
@@ -36,7 +38,10 @@ TOKENWIRE_API const char* tokenwire_variant() {
 
 TOKENWIRE_API void* tokenwire_pool_create(int threads, int spin, char* error) {
     ThreadPool* pool = nullptr;
-    guarded(error, [&] { pool = new ThreadPool(threads, spin); });
+    guarded(error, [&] {
+        require_tiles();
+        pool = new ThreadPool(threads, spin);
+    });
     return pool;
 }
 

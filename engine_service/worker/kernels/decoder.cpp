@@ -42,11 +42,11 @@ void Decoder<Weight>::reserve(int tokens) {
     const size_t count = static_cast<size_t>(tokens);
     const size_t heads = static_cast<size_t>(config_.query_heads) * static_cast<size_t>(head_);
     residual_.reserve(count * static_cast<size_t>(row_));
-    normed_.reserve(count * static_cast<size_t>(row_));
+    normed_.reserve(count * static_cast<size_t>(normed_row_));
     projected_.reserve(count * static_cast<size_t>(qkv_));
     queries_.reserve(count * heads);
-    attended_.reserve(count * heads);
-    gated_rows_.reserve(count * static_cast<size_t>(gated_));
+    attended_.reserve(count * static_cast<size_t>(heads_row_));
+    gated_rows_.reserve(count * static_cast<size_t>(gated_row_));
     const size_t best = count * static_cast<size_t>(pool_.threads());
     best_logit_.reserve(best);
     best_index_.reserve(best);
@@ -92,8 +92,8 @@ template <class Weight>
 void Decoder<Weight>::normalise(const float* weight, int rows) {
     Timer timer(times_, Stage::kNorm);
     for_rows(rows, [&](int row) {
-        const ptrdiff_t at = static_cast<ptrdiff_t>(row) * row_;
-        rms_norm(residual_.data() + at, weight, config_.hidden, config_.epsilon, normed_.data() + at);
+        rms_norm(residual_.data() + static_cast<ptrdiff_t>(row) * row_, weight, config_.hidden, config_.epsilon,
+                 normed_.data() + static_cast<ptrdiff_t>(row) * normed_row_);
     });
 }
 
@@ -110,32 +110,31 @@ void Decoder<Weight>::step(const DecoderStep& step) {
 template <class Weight>
 void Decoder<Weight>::run_layer(const DecoderStep& step, int index) {
     Layer<Weight>& layer = layers_[static_cast<size_t>(index)];
-    const int heads = config_.query_heads * head_;
     int rows = step.batch.tokens;
     normalise(layer.input_norm.data(), rows);
     {
         Timer timer(times_, Stage::kQkv);
         const float* bias = layer.qkv_bias.data();
-        project({normed_.data(), row_, rows}, layer.qkv, StoreTile{projected_.data(), qkv_, bias});
+        project({normed_.data(), normed_row_, rows}, layer.qkv, StoreTile{projected_.data(), qkv_, bias});
     }
     rotate_and_write(step, layer);
     {
         Timer timer(times_, Stage::kAttention);
-        attention_.attend(step.batch, layer.window, queries_.data(), *layer.kv, attended_.data(), heads);
+        attention_.attend(step.batch, layer.window, queries_.data(), *layer.kv, attended_.data(), heads_row_);
     }
     if (index == config_.layers - 1) rows = keep_sampled(step);
     {
         Timer timer(times_, Stage::kOutput);
         const float* bias = layer.output_bias.data();
-        project({attended_.data(), heads, rows}, layer.output, AddTile{residual_.data(), row_, bias});
+        project({attended_.data(), heads_row_, rows}, layer.output, AddTile{residual_.data(), row_, bias});
     }
     normalise(layer.post_norm.data(), rows);
     {
         Timer timer(times_, Stage::kGateUp);
-        project({normed_.data(), row_, rows}, layer.gate_up, GateTile<T>{gated_rows_.data(), gated_});
+        project({normed_.data(), normed_row_, rows}, layer.gate_up, GateTile<T>{gated_rows_.data(), gated_row_});
     }
     Timer timer(times_, Stage::kDown);
-    project({gated_rows_.data(), gated_, rows}, layer.down, AddTile{residual_.data(), row_, nullptr});
+    project({gated_rows_.data(), gated_row_, rows}, layer.down, AddTile{residual_.data(), row_, nullptr});
 }
 
 template <class Weight>
@@ -185,7 +184,7 @@ int Decoder<Weight>::keep_sampled(const DecoderStep& step) {
         const ptrdiff_t from = step.sample_rows[i];
         if (from == i) continue;
         std::copy_n(residual_.data() + from * row_, row_, residual_.data() + i * row_);
-        std::copy_n(attended_.data() + from * heads, heads, attended_.data() + i * heads);
+        std::copy_n(attended_.data() + from * heads_row_, heads, attended_.data() + i * heads_row_);
     }
     return step.sampled;
 }
@@ -237,7 +236,7 @@ void Decoder<Weight>::run_head(const DecoderStep& step) {
     std::fill_n(best_logit_.data(), all, -std::numeric_limits<float>::infinity());
     std::fill_n(best_index_.data(), all, std::numeric_limits<int64_t>::max());
     std::fill_n(finite_.data(), all * kLanes, 0.0f);
-    const Rows<Weight> act{normed_.data(), row_, step.sampled};
+    const Rows<Weight> act{normed_.data(), normed_row_, step.sampled};
     pool_.run(lm_head_.full.blocks(), lm_head_.full.blocks(), [&](int thread, int begin, int end, int next) {
         int64_t* index = step.best != nullptr ? best_index_.data() + thread * rows : nullptr;
         HeadTile finish{step.logits, config_.vocabulary, best_logit_.data() + thread * rows, index,

@@ -138,8 +138,9 @@ private:
     ThreadPool& pool_;
     int head_;             // padded
     int row_;              // numbers of a residual row: hidden rounded up
-    int gated_;            // numbers of a gated row: intermediate rounded up
+    int gated_;            // gated numbers: intermediate rounded up to 16
     int qkv_;              // numbers of a fused q/k/v row
+    int normed_row_, heads_row_, gated_row_;  // numbers from one row of activations to the next, zero at the end
     std::vector<Layer<Weight>> layers_;
     const Weight* embedding_ = nullptr;
     const float* cosine_ = nullptr;

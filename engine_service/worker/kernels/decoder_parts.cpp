@@ -23,6 +23,9 @@ Decoder<Weight>::Decoder(const DecoderConfig& config, ThreadPool& pool)
       row_(round_up(config.hidden, kTileColumns)),
       gated_(round_up(config.intermediate, kLanes)),
       qkv_((config.query_heads + 2 * config.kv_heads) * head_),
+      normed_row_(spread_stride<Weight>(row_)),
+      heads_row_(spread_stride<Weight>(config.query_heads * head_)),
+      gated_row_(spread_stride<Weight>(round_up(config.intermediate, kTileColumns))),
       layers_(static_cast<size_t>(config.layers)),
       attention_(shape_of(config), config.block_size, pool) {
     const int64_t groups = static_cast<int64_t>(config.num_blocks) * (config.block_size / kGroupSlots);

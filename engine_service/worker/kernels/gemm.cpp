@@ -8,7 +8,7 @@ template <class Weight>
 PackedWeight<Weight>::PackedWeight(const Weight* source, int rows, int columns, ThreadPool& pool)
     : outputs_(rows),
       blocks_((rows + kTileColumns - 1) / kTileColumns),
-      steps_((columns + kDepth<Weight> - 1) / kDepth<Weight>) {
+      steps_(padded_steps<Weight>(columns)) {
     data_.resize(static_cast<size_t>(blocks_) * static_cast<size_t>(block_numbers()));
     pool.run(blocks_, 1, [&](int, int begin, int end, int) {
         for (int block = begin; block < end; ++block) pack_block(source, columns, block);

@@ -1,7 +1,8 @@
 // Matrix products with weights packed once: out[M, N] = act[M, K] x weight[N, K] transposed.
 //
 // A packed weight is blocks of 32 columns, each contiguous: [N / 32][K / depth][32][depth], padded with
-// zeros. A block is the unit of work; a thread streams through neighbouring blocks.
+// zeros (K / depth to a multiple of kStepMultiple). A block is the unit of work; a thread streams through
+// neighbouring blocks.
 // Must not know: models, which product this is.
 #pragma once
 
@@ -24,7 +25,7 @@ public:
     int blocks() const { return blocks_; }
     int steps() const { return steps_; }
     int outputs() const { return outputs_; }
-    // Numbers a row of the left operand must have, the last one zero when the true K is odd.
+    // Numbers a row of the left operand must have, zero from the true K on.
     int padded_inputs() const { return steps_ * kDepth<Weight>; }
     size_t bytes() const { return data_.bytes(); }
     const Weight* block(int i) const { return data_.data() + static_cast<size_t>(i) * block_numbers(); }
@@ -47,13 +48,82 @@ struct Rows {
     int count;
 };
 
+// How the matrix unit goes through a product: for some blocks of the weight, for each strip of rows, for each part of
+// k, all those blocks. Of the strip `part` steps stay in the first cache while the blocks stream from the second;
+// sums of the strip wait in memory between parts. With one or two strips each block passes once, from memory.
+template <class Weight>
+struct UnitPlan {
+    static constexpr int kTall = kTileRows<Weight>, kStreamed = 2, kMostBlocks = 8, kMostSteps = 160;
+    static constexpr size_t kBytes = 384 << 10;
+    int strips, blocks, part, lines;
+
+    UnitPlan(int rows, const PackedWeight<Weight>& weight)
+        : strips((rows + kTall - 1) / kTall),
+          blocks(1),
+          part(weight.steps()),
+          lines(fetched_lines((kBlockLines + strips - 1) / strips)) {
+        if (strips <= kStreamed) return;
+        const int parts = (weight.steps() + kMostSteps - 1) / kMostSteps;
+        part = (weight.steps() / kTileSteps + parts - 1) / parts * kTileSteps;
+        const size_t bytes = static_cast<size_t>(weight.block_numbers()) * sizeof(Weight);
+        blocks = std::clamp(static_cast<int>(kBytes / bytes), 1, kMostBlocks);
+    }
+
+private:
+    static constexpr int kBlockLines = kTileSteps * kTileColumns * kDepth<Weight> * sizeof(Weight) / 64;
+};
+
+// One strip of rows times blocks begin..end-1, which are at most plan.blocks. The blocks after them are fetched
+// meanwhile, as far as they come before `next`.
+template <class Weight, class Finish>
+void multiply_strip(const Rows<Weight>& rows, int strip, const PackedWeight<Weight>& weight, int begin, int end,
+                    int next, const UnitPlan<Weight>& plan, float* sums, Finish& finish) {
+    constexpr int depth = kDepth<Weight>, tile_numbers = UnitPlan<Weight>::kTall * kTileColumns;
+    const int row = strip * UnitPlan<Weight>::kTall, height = std::min(UnitPlan<Weight>::kTall, rows.count - row);
+    const TileFunction<Weight> plain = unit_function<Weight>(height, 0);
+    const TileFunction<Weight> fetching = unit_function<Weight>(height, plan.lines);
+    for (int step = 0; step < weight.steps(); step += plan.part) {
+        const int count = std::min(plan.part, weight.steps() - step);
+        const ptrdiff_t fetched = (strip * weight.steps() + step) / kTileSteps * 64 * plan.lines;
+        for (int block = begin; block < end; ++block) {
+            const Weight* left = weight.block(block) + static_cast<ptrdiff_t>(step) * kTileColumns * depth;
+            const Run<Weight> run{left, left + kLanes * depth, count};
+            const bool ahead = block + plan.blocks < next;
+            const char* fetch = reinterpret_cast<const char*>(weight.block(ahead ? block + plan.blocks : block));
+            float* out = sums + (block - begin) * tile_numbers;
+            (ahead ? fetching : plain)({rows.data + row * rows.stride + step * depth, rows.stride, &run, 1,
+                                        kTileColumns * depth, out, kTileColumns, step > 0, fetch + fetched});
+            if (step + count == weight.steps()) finish(row, height, block, out);
+        }
+    }
+}
+
+template <class Weight, class Finish>
+void multiply_blocks_by_unit(const Rows<Weight>& rows, const PackedWeight<Weight>& weight, int begin, int end, int next,
+                             Finish& finish) {
+    const UnitPlan<Weight> plan(rows.count, weight);
+    alignas(64) float sums[UnitPlan<Weight>::kMostBlocks * UnitPlan<Weight>::kTall * kTileColumns];
+    TileShapes<Weight> shapes;
+    for (int block = begin; block < end; block += plan.blocks) {
+        const int last = std::min(end, block + plan.blocks);
+        for (int strip = 0; strip < plan.strips; ++strip) {
+            shapes.set(std::min(UnitPlan<Weight>::kTall, rows.count - strip * UnitPlan<Weight>::kTall), kTileSteps);
+            multiply_strip(rows, strip, weight, block, last, next, plan, sums, finish);
+        }
+    }
+}
+
 // Computes blocks begin..end-1; finish(first_row, rows, block, tile) takes each finished tile, whose rows
 // have kTileColumns floats. Blocks end..next-1 are expected to follow on this thread.
 template <class Weight, class Finish>
 void multiply_blocks(const Rows<Weight>& rows, const PackedWeight<Weight>& weight, int begin, int end, int next,
                      Finish& finish) {
-    alignas(64) float tile[kMaxRows * kTileColumns];
-    const RowTiles tiles(rows.count);
+    if constexpr (kStepMultiple<Weight> > 1) {
+        multiply_blocks_by_unit(rows, weight, begin, end, next, finish);
+        return;
+    }
+    alignas(64) float tile[kTileRows<Weight> * kTileColumns];
+    const RowTiles<Weight> tiles(rows.count);
     for (int block = begin; block < end; ++block) {
         const Weight* panel = weight.block(block);
         const Run<Weight> run{panel, panel + kLanes * kDepth<Weight>, weight.steps()};

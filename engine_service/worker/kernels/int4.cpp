@@ -1,4 +1,4 @@
-// Quantizing to four bits and the inner loop of four-bit products (see int4.hpp).
+// Quantizing to four bits and the inner loop of four-bit products (see int4.hpp), unless a matrix unit computes them.
 // Must not know: models, which product this is.
 #include "int4.hpp"
 
@@ -59,6 +59,7 @@ void sum_groups(const Rows<bf16>& rows, int groups, float* sums) {
     }
 }
 
+#ifndef TOKENWIRE_TILES
 namespace {
 
 // Adds four steps of pairs: 64 bytes of each of two panels, eight numbers of each row.
@@ -143,5 +144,6 @@ void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sum
                         int height, float* tile) {
     kTiles[static_cast<size_t>(height) - 1](act, stride, sums, groups, block, tile);
 }
+#endif
 
 }  // namespace tokenwire

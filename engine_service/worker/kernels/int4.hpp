@@ -47,9 +47,10 @@ private:
 void sum_groups(const Rows<bf16>& rows, int groups, float* sums);
 
 // Rows of a tile of the four-bit kernel.
-constexpr int kInt4Rows = kMaxRows < 6 ? kMaxRows : 6;
+constexpr int kInt4Rows = kStepMultiple<bf16> > 1 ? kTileRows<bf16> : (kMaxRows < 6 ? kMaxRows : 6);
 
-// tile [height][32] = `height` rows (1 to kInt4Rows) x one block; `sums` are those of the first row.
+// tile [height][32] = `height` rows (1 to kInt4Rows) x one block; `sums` are those of the first row. The caller's
+// TileShapes must be set for `height`.
 void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
                         int height, float* tile);
 
@@ -60,12 +61,21 @@ void multiply_int4(const Rows<bf16>& rows, const PackedInt4& weight, Buffer<floa
     if (rows.count == 0) return;
     const int groups = weight.groups();
     sums.reserve(static_cast<size_t>(rows.count) * static_cast<size_t>(groups));
-    sum_groups(rows, groups, sums.data());
+    auto sum_rows = [&](int, int begin, int end, int) {
+        sum_groups({rows.data + begin * rows.stride, rows.stride, end - begin}, groups, sums.data() + begin * groups);
+    };
+    if (rows.count > kInt4Rows) {
+        pool.run(rows.count, rows.count, sum_rows);
+    } else {
+        sum_rows(0, 0, rows.count, 0);
+    }
     pool.run(weight.blocks(), weight.blocks(), [&](int, int begin, int end, int) {
         alignas(64) float tile[kInt4Rows * kTileColumns];
+        TileShapes<bf16> shapes;
         for (int block = begin; block < end; ++block) {
             for (int row = 0; row < rows.count; row += kInt4Rows) {
                 const int height = std::min(kInt4Rows, rows.count - row);
+                shapes.set(height, kTileSteps);
                 const float* row_sums = sums.data() + static_cast<ptrdiff_t>(row) * groups;
                 multiply_int4_tile(rows.data + row * rows.stride, rows.stride, row_sums, groups, weight.block(block),
                                    height, tile);

@@ -7,6 +7,8 @@
 // Must not know: requests, layers' order, which slot is free.
 #pragma once
 
+#include <algorithm>
+
 #include "buffer.hpp"
 #include "micro_kernel.hpp"
 
@@ -31,7 +33,9 @@ public:
 
     // Stores one token's key and value (floats, [padded head] each, zero in the padding). Two slots that share
     // a pair (2 i and 2 i + 1) must not be written by two threads at once: the first also clears the second,
-    // so that no leftover of an earlier owner, a NaN perhaps, is multiplied by a weight of zero.
+    // so that no leftover of an earlier owner, a NaN perhaps, is multiplied by a weight of zero. The matrix unit
+    // takes values of whole groups: there every slot clears the values of those after it, and a group belongs to
+    // one thread.
     void write(int64_t slot, int kv_head, const float* key, const float* value) {
         const int lane = static_cast<int>(slot % kGroupSlots);
         const size_t at = offset(slot / kGroupSlots, kv_head);
@@ -62,6 +66,7 @@ private:
             }
         }
         words = reinterpret_cast<uint32_t*>(values) + static_cast<ptrdiff_t>(lane / 2) * head_;
+        if (kStepMultiple<bf16> > 1) std::fill(words + head_, reinterpret_cast<uint32_t*>(values) + 8 * head_, 0u);
         for (int d = 0; d < head_; d += kLanes) {
             bf16 halves[kLanes];
             store(halves, load(value + d));

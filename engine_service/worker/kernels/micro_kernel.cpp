@@ -72,6 +72,8 @@ TileFunction<Weight> tile_function(int rows, int fetch) {
 }
 
 template TileFunction<float> tile_function<float>(int, int);
+#ifndef TOKENWIRE_TILES
 template TileFunction<bf16> tile_function<bf16>(int, int);
+#endif
 
 }  // namespace tokenwire

@@ -1,14 +1,14 @@
-// The register tile that all matrix products share: up to kMaxRows rows times 32 columns.
+// The register tile that all matrix products share: up to kTileRows rows times 32 columns.
 //
 // The right operand comes in panels of 16 columns: for each step of `depth` neighbouring k, 16 columns with
 // `depth` numbers each (bf16: pairs, the order AMX and the bf16 dot product read; float: single numbers).
 // Each output element is one chain of additions over k in ascending order, whatever the number of rows: a
-// row gives the same bits alone or among others. A kernel for matrix tiles (AMX) would take the place of
-// `multiply_tile` (micro_kernel.cpp) for many rows, over the same panels.
+// row gives the same bits alone or among others. A CPU with a matrix unit (tiles.hpp) takes all bf16 products
+// through it, over the same panels: it adds 32 k at a time in its own order, so no product may use both.
 // Must not know: what the matrices mean, threads.
 #pragma once
 
-#include "vec.hpp"
+#include "tiles.hpp"
 
 namespace tokenwire {
 
@@ -76,6 +76,26 @@ using Act = typename ActOf<Weight>::type;
 template <class Weight>
 constexpr int kDepth = sizeof(Weight) == 2 ? 2 : 1;
 
+// Rows of a tile at most, and what the steps of a product's runs must be a multiple of (all of them of the same
+// multiple, if they are fewer).
+template <class Weight>
+constexpr int kTileRows = kMaxRows;
+template <class Weight>
+constexpr int kStepMultiple = 1;
+#ifdef TOKENWIRE_TILES
+template <>
+inline constexpr int kTileRows<bf16> = 2 * kTileHeight;
+template <>
+inline constexpr int kStepMultiple<bf16> = kTileSteps;
+#endif
+
+// Steps of a run over `numbers` k, with zeros at its end as needed.
+template <class Weight>
+constexpr int padded_steps(int numbers) {
+    constexpr int multiple = kDepth<Weight> * kStepMultiple<Weight>;
+    return (numbers + multiple - 1) / multiple * kStepMultiple<Weight>;
+}
+
 // Columns of a tile: two panels.
 constexpr int kTileColumns = 2 * kLanes;
 
@@ -106,17 +126,46 @@ struct Product {
 template <class Weight>
 using TileFunction = void (*)(const Product<Weight>&);
 
-// The tile function for 1 <= rows <= kMaxRows that fetches 0, 1 or 2 cache lines a step.
+// The tile function for 1 <= rows <= kTileRows that fetches 0, 1 or 2 cache lines a step. The caller's
+// TileShapes must be set for `rows` and the steps.
 template <class Weight>
 TileFunction<Weight> tile_function(int rows, int fetch);
 
-// A number of rows is cut into the fewest tiles, of nearly equal height.
-struct RowTiles {
-    int count, low, tall;  // `tall` tiles of low + 1 rows, then tiles of `low` rows
+// By the matrix unit, with at least `lines` cache lines fetched for each 16 steps (see fetched_lines).
+template <class Weight>
+TileFunction<Weight> unit_function(int rows, int lines);
 
-    explicit RowTiles(int rows)
-        : count((rows + kMaxRows - 1) / kMaxRows), low(count ? rows / count : 0), tall(count ? rows % count : 0) {}
-    int height(int i) const { return low + (i < tall ? 1 : 0); }
+constexpr int fetched_lines(int lines) {
+    int next = 2;
+    while (next < lines) next *= 2;
+    return lines > 0 ? next : 0;
+}
+
+// Numbers from one row of activations to the next: an odd count of cache lines, so that the rows of a tile do not
+// fall into the same few sets of the first cache.
+template <class Weight>
+constexpr int spread_stride(int numbers) {
+    constexpr int line = 64 / static_cast<int>(sizeof(Act<Weight>));
+    const int lines = (numbers + line - 1) / line;
+    return (lines | 1) * line;
+}
+
+// A number of rows is cut into the fewest tiles, of nearly equal height; the matrix unit prefers full ones.
+template <class Weight>
+struct RowTiles {
+    static constexpr bool kFull = kStepMultiple<Weight> > 1;
+    static constexpr int kMost = kTileRows<Weight>;
+    int rows, count, low, tall;  // `tall` tiles of low + 1 rows, then tiles of `low` rows
+
+    explicit RowTiles(int rows_in)
+        : rows(rows_in),
+          count((rows + kMost - 1) / kMost),
+          low(count ? rows / count : 0),
+          tall(count ? rows % count : 0) {}
+    int height(int i) const {
+        if constexpr (kFull) return i + 1 < count ? kMost : rows - (count - 1) * kMost;
+        return low + (i < tall ? 1 : 0);
+    }
 };
 
 }  // namespace tokenwire

@@ -88,6 +88,21 @@ inline F16 exp2(F16 x) {
     return zero_where_less(value, x, set1(-126.0f));
 }
 
+// 2 to the power of x for x <= 0 that will become bf16: largest relative error 1.6e-4 where there is a bf16 dot
+// product, exactly 0 below -126, NaN for NaN.
+inline F16 exp2_coarse(F16 x) {
+#ifdef TOKENWIRE_BF16_DOT
+    const F16 clamped = max(x, set1(-126.0f));
+    const F16 whole = round_nearest(clamped), part = clamped - whole;
+    F16 value = fma(set1(5.468725e-2f), part, set1(2.4198427e-1f));
+    value = fma(value, part, set1(6.9331055e-1f));
+    value = scale_by_power(fma(value, part, set1(1.0f)), whole);
+    return zero_where_less(value, x, set1(-126.0f));
+#else
+    return exp2(x);
+#endif
+}
+
 // x * sigmoid(x).
 inline F16 silu(F16 x) {
     F16 exponent = min(set1(-kLog2e) * x, set1(126.0f));

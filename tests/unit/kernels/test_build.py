@@ -12,10 +12,12 @@ from engine_service.worker.kernels.build import (
     find_compiler,
     prepare_library,
     read_cpu_flags,
+    request_tiles,
     runnable_variants,
 )
 
 _AVX2 = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"}
+_AMX = {"amx_tile", "amx_bf16"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
@@ -35,12 +37,35 @@ def sources(tmp_path: Path) -> Path:
         (_AVX2, [Variant.AVX2, Variant.GENERIC]),
         (_AVX2 - {"fma"}, [Variant.GENERIC]),
         (_AVX512, [Variant.AVX512, Variant.AVX2, Variant.GENERIC]),
-        (_AVX512 | {"avx512_bf16"}, list(Variant)),
+        (_AVX512 | {"avx512_bf16"}, [Variant.AVX512_BF16, Variant.AVX512, Variant.AVX2, Variant.GENERIC]),
+        (_AVX512 | {"avx512_bf16"} | _AMX, list(Variant)),
+        (_AVX512 | {"avx512_bf16", "amx_tile"}, [Variant.AVX512_BF16, Variant.AVX512, Variant.AVX2, Variant.GENERIC]),
+        (_AVX512 | _AMX, [Variant.AVX512, Variant.AVX2, Variant.GENERIC]),
         (_AVX2 | {"avx512_bf16"}, [Variant.AVX2, Variant.GENERIC]),
     ],
 )
 def test_variants_that_a_cpu_can_execute(flags: set[str], expected: list[Variant]) -> None:
-    assert list(runnable_variants(frozenset(flags))) == expected
+    assert list(runnable_variants(frozenset(flags), tiles=lambda: True)) == expected
+
+
+def test_tiles_that_the_operating_system_refuses_are_not_used() -> None:
+    """The CPU's flags do not say what a sandbox permits."""
+    flags = frozenset(_AVX512 | {"avx512_bf16"} | _AMX)
+    assert list(runnable_variants(flags, tiles=lambda: False)) == [v for v in Variant if v is not Variant.AMX]
+
+
+def test_tiles_are_asked_for_only_where_the_cpu_has_them() -> None:
+    def refuse() -> bool:
+        raise AssertionError("asked")
+
+    assert runnable_variants(frozenset(_AVX512), tiles=refuse)[0] is Variant.AVX512
+
+
+def test_permission_for_tiles_follows_the_cpu() -> None:
+    """Real calls: no permission without the hardware, and asking twice changes nothing."""
+    answers = {request_tiles(), request_tiles()}
+    assert len(answers) == 1
+    assert read_cpu_flags() >= _AMX or answers == {False}
 
 
 def test_cpu_flags_are_read_from_the_first_cpu(tmp_path: Path) -> None:
