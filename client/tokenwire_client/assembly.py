@@ -3,14 +3,14 @@
 Must not know: calls, waiting, cancelling.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenwire.common.v1 import outcome_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire_client.errors import ErrorCode, IncompleteStream, Internal
-from tokenwire_client.tools import ToolCall, ToolCallDelta
-from tokenwire_client.types import Completion, Delta, FinishReason, PositionLogprobs, TokenLogprob, Usage
+from tokenwire_client.tools import Tool, ToolCall, ToolCallDelta
+from tokenwire_client.types import Completion, Delta, FinishReason, PositionLogprobs, Sampling, TokenLogprob, Usage
 
 StreamResponse = pb.GenerateResponse | pb.ChatResponse
 
@@ -33,25 +33,28 @@ class _Sample:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     terminal: pb.Completion | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, is_plain: bool) -> None:
         self.texts.append(delta.text)
         self.token_ids += delta.token_ids
+        if is_plain:
+            return
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.tool_calls += delta.tool_calls
 
 
 class Assembly:
-    """State of one stream of `num_samples` samples.
+    """State of one stream of `num_samples` samples; of a plain one only text and tokens are read.
 
     `started` turns true with the first message; `completions`, one of each sample in their order, are set by
     `finish`.
     """
 
-    def __init__(self, num_samples: int = 1) -> None:
+    def __init__(self, num_samples: int = 1, *, is_plain: bool = False) -> None:
         self.started = False
         self.completions: tuple[Completion, ...] = ()
         self._num_samples = num_samples
+        self._is_plain = is_plain
         self._samples: dict[int, _Sample] = {}
         self._num_ended = 0
 
@@ -70,9 +73,9 @@ class Assembly:
         if response.HasField("completion"):
             sample.terminal = response.completion
             self._num_ended += 1
-        delta = _delta(response)
+        delta = _plain_delta(response, index) if self._is_plain else _delta(response, index)
         if delta is not None:
-            sample.add(delta)
+            sample.add(delta, self._is_plain)
         return delta
 
     def _new_sample(self, index: int) -> _Sample:
@@ -94,21 +97,30 @@ class Assembly:
         return self.completions[0]
 
 
-def _delta(response: StreamResponse) -> Delta | None:
-    logprobs, prompt = response.logprobs, response.prompt_logprobs
+def new_assembly(sampling: Sampling, tools: Sequence[Tool] = ()) -> Assembly:
+    """For the answer to a request with these settings."""
+    is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None and not tools
+    return Assembly(max(1, sampling.n or 1), is_plain=is_plain)
+
+
+def _plain_delta(response: StreamResponse, index: int) -> Delta | None:
+    """Reading the empty lists of a message costs more than all the rest, so they are left alone."""
+    text, token_ids = response.text, tuple(response.token_ids)
+    return Delta(text, token_ids, index) if text or token_ids else None
+
+
+def _delta(response: StreamResponse, index: int) -> Delta | None:
+    logprobs, prompt = _positions(response.logprobs), _positions(response.prompt_logprobs)
     calls = response.tool_calls if isinstance(response, pb.ChatResponse) else ()
-    if not logprobs and not prompt and not calls:
-        if not response.text and not response.token_ids:
-            return None
-        return Delta(response.text, tuple(response.token_ids), response.index)
-    return Delta(
+    delta = Delta(
         response.text,
         tuple(response.token_ids),
-        response.index,
-        _positions(logprobs),
-        _positions(prompt),
+        index,
+        logprobs,
+        prompt,
         tuple(_tool_call_delta(call) for call in calls),
     )
+    return delta if delta.text or delta.token_ids or prompt or delta.tool_calls else None
 
 
 def _positions(positions: Iterable[pb.TextPositionLogprobs]) -> tuple[PositionLogprobs, ...]:

@@ -45,12 +45,12 @@ class AsyncStream:
         first: OpenCall,
         reopen: Callable[[float | None], OpenCall],
         attempts: Attempts,
-        num_samples: int = 1,
+        assembly: Assembly,
     ) -> None:
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
-        self._assembly = Assembly(num_samples)
+        self._assembly = assembly
         self._failure: TokenwireError | None = None
         self._loop = asyncio.get_running_loop()
 

@@ -19,6 +19,7 @@ from tokenwire.common.v1 import health_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenwire_client import convert
+from tokenwire_client.assembly import Assembly, new_assembly
 from tokenwire_client.async_stream import AsyncStream, OpenCall, being_cancelled
 from tokenwire_client.channels import (
     CHANNEL_OPTIONS,
@@ -91,7 +92,7 @@ class AsyncClient:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Generate(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout, sampling)
+        return self._stream(start, timeout, new_assembly(sampling))
 
     def chat(
         self,
@@ -121,7 +122,7 @@ class AsyncClient:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Chat(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout, sampling)
+        return self._stream(start, timeout, new_assembly(sampling, tools))
 
     async def tokenize(
         self,
@@ -193,10 +194,10 @@ class AsyncClient:
         return Attempts(self._retry, seconds, self._clock)
 
     def _stream(
-        self, start: Callable[[float | None], OpenCall], timeout: float | None, sampling: Sampling
+        self, start: Callable[[float | None], OpenCall], timeout: float | None, assembly: Assembly
     ) -> AsyncStream:
         attempts = self._attempts(timeout)
-        return AsyncStream(start(attempts.remaining()), start, attempts, max(1, sampling.n or 1))
+        return AsyncStream(start(attempts.remaining()), start, attempts, assembly)
 
     async def _ask(self, call: Callable[[_Link, float | None], Awaitable[Answer]], timeout: float | None) -> Answer:
         attempts = self._attempts(timeout)

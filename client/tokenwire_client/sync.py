@@ -16,6 +16,7 @@ from tokenwire.common.v1 import health_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenwire_client import convert
+from tokenwire_client.assembly import Assembly, new_assembly
 from tokenwire_client.channels import (
     CHANNEL_OPTIONS,
     DEFAULT_TARGET,
@@ -86,7 +87,7 @@ class Client:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Generate(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout, sampling)
+        return self._stream(start, timeout, new_assembly(sampling))
 
     def chat(
         self,
@@ -113,7 +114,7 @@ class Client:
             lease = self._pool.lease()
             return OpenCall(lease.link.service.Chat(request, timeout=remaining), lease)
 
-        return self._stream(start, timeout, sampling)
+        return self._stream(start, timeout, new_assembly(sampling, tools))
 
     def tokenize(
         self,
@@ -184,9 +185,9 @@ class Client:
         seconds = self._timeout if timeout is None else check_timeout(timeout)
         return Attempts(self._retry, seconds, self._clock)
 
-    def _stream(self, start: Callable[[float | None], OpenCall], timeout: float | None, sampling: Sampling) -> Stream:
+    def _stream(self, start: Callable[[float | None], OpenCall], timeout: float | None, assembly: Assembly) -> Stream:
         attempts = self._attempts(timeout)
-        return Stream(start(attempts.remaining()), start, attempts, max(1, sampling.n or 1))
+        return Stream(start(attempts.remaining()), start, attempts, assembly)
 
     def _ask(self, call: Callable[[_Link, float | None], Answer], timeout: float | None) -> Answer:
         attempts = self._attempts(timeout)

@@ -53,12 +53,12 @@ class Stream:
         first: OpenCall,
         reopen: Callable[[float | None], OpenCall],
         attempts: Attempts,
-        num_samples: int = 1,
+        assembly: Assembly,
     ) -> None:
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
-        self._assembly = Assembly(num_samples)
+        self._assembly = assembly
         self._failure: TokenwireError | None = None
 
     @property

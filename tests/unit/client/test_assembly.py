@@ -4,10 +4,10 @@ import pytest
 
 from tokenwire.common.v1 import outcome_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenwire_client.assembly import Assembly
+from tokenwire_client.assembly import Assembly, new_assembly
 from tokenwire_client.errors import IncompleteStream, Internal
-from tokenwire_client.tools import ToolCall, ToolCallDelta
-from tokenwire_client.types import Completion, Delta, FinishReason, PositionLogprobs, TokenLogprob, Usage
+from tokenwire_client.tools import Tool, ToolCall, ToolCallDelta
+from tokenwire_client.types import Completion, Delta, FinishReason, PositionLogprobs, Sampling, TokenLogprob, Usage
 
 LAST = pb.Completion(
     request_id="r",
@@ -136,3 +136,28 @@ def test_log_probabilities_and_tool_calls() -> None:
     assert (completion.logprobs, completion.prompt_logprobs) == ((read,), (first, read))
     assert completion.tool_calls == (ToolCall("b", "g", "{}"), ToolCall("c", "f", '{"a": 1}'))
     assert (read.token is not None and read.token.text) == "\ufffd"
+
+
+def test_a_plain_answer_is_text_and_tokens() -> None:
+    assembly = Assembly(2, is_plain=True)
+    assert assembly.add(pb.GenerateResponse(text="a", token_ids=[1], index=1)) == Delta("a", (1,), 1)
+    assert assembly.add(pb.GenerateResponse()) is None
+    assembly.add(last(0))
+    assembly.add(last(1))
+    assert [completion.text for completion in (assembly.finish(), *assembly.completions)] == ["", "", "a"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tools", "keeps"),
+    [
+        (Sampling(), [], False),
+        (Sampling(logprobs=0), [], True),
+        (Sampling(prompt_logprobs=0), [], True),
+        (Sampling(), [Tool("f")], True),
+    ],
+)
+def test_what_was_asked_for_is_read(sampling: Sampling, tools: list[Tool], keeps: bool) -> None:
+    position = pb.TextPositionLogprobs(token=pb.TextLogprob(token_id=5))
+    delta = new_assembly(sampling, tools).add(pb.ChatResponse(token_ids=[5], logprobs=[position]))
+    assert delta is not None
+    assert bool(delta.logprobs) == keeps
