@@ -11,6 +11,9 @@ import torch
 
 from engine_service.core.outcome import PositionLogprobs
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.backend import StepLogits
+from engine_service.worker.input_batch import StepInput
+from engine_service.worker.scored_pieces import PIECE_TOKENS
 from tests.fixtures.checkpoints import HIST_VOCAB, load_reference, write_hist
 from tests.fixtures.engine_run import Answer, EngineRun, EngineSize
 
@@ -135,4 +138,22 @@ def test_they_fill_the_cache_for_others(folder: Path) -> None:
     (answer,) = run.run([(prompt, PLAIN)])
     assert answer.finish is not None
     assert answer.finish.cached_tokens == 192
+    run.close()
+
+
+def test_a_long_chunk_never_has_all_its_logits_at_once(folder: Path) -> None:
+    """A prompt of 300 in one chunk: at most 64 rows of logits, whatever the budget of a step."""
+    run = EngineRun(EngineSize(chunk=4096, budget=4096), folder, "cpu")
+    runner, rows = run._built._runner, []
+
+    class Counter:
+        def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
+            rows.append(len(step.sample_rows))
+            return runner.run(step, best_only=best_only)
+
+    run._built._runner = Counter()  # type: ignore[assignment]
+    (answer,) = run.run([(prompt_of(300, 1), replace(PLAIN, max_tokens=1, prompt_logprobs=1))])
+    assert len(answer.prompt_logprobs) == 300
+    assert (max(rows), sum(rows)) == (PIECE_TOKENS, 300)
+    run._built._runner = runner
     run.close()
