@@ -3,7 +3,8 @@
 Must not know: sockets, gRPC, torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, RequestNews
@@ -11,6 +12,7 @@ from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, Sam
 from engine_service.core.stats import EngineStats
 
 _PLAIN_FIELDS = 3  # of a RequestNews without log probabilities
+_stats_values = attrgetter(*(item.name for item in fields(EngineStats)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class StepReport:
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
         news = tuple(_plain(item) for item in self.news)
-        return _rebuild, (news, self.stats, self.steps, self.finished)
+        steps = tuple((step.seconds, step.num_tokens) for step in self.steps)
+        return _rebuild, (news, _stats_values(self.stats), steps, self.finished)
 
 
 def _plain(news: RequestNews) -> tuple[Any, ...]:
@@ -139,10 +142,10 @@ def _news(
 
 def _rebuild(
     news: tuple[tuple[Any, ...], ...],
-    stats: EngineStats,
-    steps: tuple[StepTiming, ...],
+    stats: tuple[Any, ...],
+    steps: tuple[tuple[float, int], ...],
     finished: tuple[RequestTiming, ...],
 ) -> StepReport:
     # Most news are without log probabilities, and then need none of the work for them.
     rebuilt = tuple(RequestNews(*item) if len(item) == _PLAIN_FIELDS else _news(*item) for item in news)
-    return StepReport(rebuilt, stats, steps, finished)
+    return StepReport(rebuilt, EngineStats(*stats), tuple(StepTiming(*step) for step in steps), finished)
