@@ -3,7 +3,8 @@
 Must not know: sessions, text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import overload
 
 from tokenizer_service.engines.messages import (
     EngineFinish,
@@ -71,18 +72,37 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
 
 
 def with_logprobs(news: TokenNews, output: engine_pb2.RequestOutput) -> TokenNews:
-    """The news of a message with the log probabilities in it."""
-    return news._replace(logprobs=_logprobs(output.logprobs), prompt_logprobs=_logprobs(output.prompt_logprobs))
+    """The news of a message with the log probabilities in it; the prompt's are read when they are asked for."""
+    logprobs = tuple(_logprobs(position) for position in output.logprobs)
+    return news._replace(logprobs=logprobs, prompt_logprobs=_UnreadLogprobs(output.prompt_logprobs))
 
 
-def _logprobs(positions: Iterable[logprobs_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:
-    return tuple(
-        PositionLogprobs(
-            (position.token.token_id, position.token.logprob) if position.HasField("token") else None,
-            position.rank,
-            tuple([(each.token_id, each.logprob) for each in position.top]),
-        )
-        for position in positions
+class _UnreadLogprobs(Sequence[PositionLogprobs]):
+    """Positions of a message, read one by one: all those of a long prompt at once would hold up every request."""
+
+    def __init__(self, positions: Sequence[logprobs_pb2.PositionLogprobs]) -> None:
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, place: int) -> PositionLogprobs: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PositionLogprobs]: ...
+
+    def __getitem__(self, place: int | slice) -> PositionLogprobs | Sequence[PositionLogprobs]:
+        if isinstance(place, slice):
+            return tuple(_logprobs(position) for position in self._positions[place])
+        return _logprobs(self._positions[place])
+
+
+def _logprobs(position: logprobs_pb2.PositionLogprobs) -> PositionLogprobs:
+    return PositionLogprobs(
+        (position.token.token_id, position.token.logprob) if position.HasField("token") else None,
+        position.rank,
+        tuple([(each.token_id, each.logprob) for each in position.top]),
     )
 
 

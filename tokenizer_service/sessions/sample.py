@@ -19,7 +19,7 @@ from tokenizer_service.sessions.events import (
 TokenBytes = Callable[[int], bytes]
 
 # A long prompt's log probabilities are handed out in parts, so that no reader holds up the others.
-PROMPT_POSITIONS_PER_DELTA = 256
+PROMPT_POSITIONS_PER_DELTA = 32
 # What an id and a name may add to the arguments of a call.
 _CALL_OVERHEAD_CHARS = 64
 
@@ -41,6 +41,7 @@ class Sample:
         "_include_stop",
         "_logprobs",
         "_prompt_logprobs",
+        "_prompt_read",
         "_text",
         "_token_ids",
         "_tool_calls",
@@ -63,11 +64,15 @@ class Sample:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
-        self._prompt_logprobs: list[PositionLogprobs] = []
+        self._prompt_logprobs: Sequence[PositionLogprobs] = ()
+        self._prompt_read = 0
         self._tool_calls: list[ToolCallDelta] = []
 
     def has_unread(self) -> bool:
-        return bool(self._token_ids or self._text or self._tool_calls or self._prompt_logprobs)
+        return bool(self._token_ids or self._text or self._tool_calls) or self._has_unread_prompt()
+
+    def _has_unread_prompt(self) -> bool:
+        return self._prompt_read < len(self._prompt_logprobs)
 
     def take(self, news: TokenNews) -> int:
         """Takes tokens up to a stop string, which it keeps in `stop_string`; returns how many."""
@@ -101,11 +106,12 @@ class Sample:
         hides = len(token_ids) > 0 and token_ids[-1] == finish.stop_token_id
         return token_ids[:-1] if hides else token_ids
 
-    def _keep_logprobs(self, logprobs: Sequence[PositionLogprobs], prompt: Iterable[PositionLogprobs]) -> None:
-        """The prompt's do not count as unread: the model's context bounds them."""
+    def _keep_logprobs(self, logprobs: Sequence[PositionLogprobs], prompt: Sequence[PositionLogprobs]) -> None:
+        """The prompt's come once and do not count as unread: the model's context bounds them."""
         self._logprobs.extend(logprobs)
         self._backlog.tokens += _alternatives(logprobs)
-        self._prompt_logprobs.extend(prompt)
+        if prompt:
+            self._prompt_logprobs = prompt
 
     def _keep_calls(self, calls: Sequence[ToolCallDelta]) -> None:
         self.has_tool_calls = True
@@ -114,10 +120,8 @@ class Sample:
 
     def read(self, token_bytes: TokenBytes) -> TextDelta:
         """What is unread; of many prompt positions only the first, and the rest next time."""
-        if self._prompt_logprobs:
-            prompt = with_text(self._prompt_logprobs[:PROMPT_POSITIONS_PER_DELTA], token_bytes)
-            del self._prompt_logprobs[:PROMPT_POSITIONS_PER_DELTA]
-            return TextDelta("", (), self.index, (), prompt)
+        if self._has_unread_prompt():
+            return TextDelta("", (), self.index, (), self._read_prompt(token_bytes))
         text, token_ids = "".join(self._text), tuple(self._token_ids)
         self._text.clear()
         self._token_ids.clear()
@@ -126,6 +130,11 @@ class Sample:
         if not self._logprobs and not self._tool_calls:
             return TextDelta(text, token_ids, self.index)
         return TextDelta(text, token_ids, self.index, self._read_logprobs(token_bytes), (), self._read_calls())
+
+    def _read_prompt(self, token_bytes: TokenBytes) -> tuple[TextPositionLogprobs, ...]:
+        part = self._prompt_logprobs[self._prompt_read : self._prompt_read + PROMPT_POSITIONS_PER_DELTA]
+        self._prompt_read += len(part)
+        return with_text(part, token_bytes)
 
     def _read_logprobs(self, token_bytes: TokenBytes) -> tuple[TextPositionLogprobs, ...]:
         logprobs, self._logprobs = self._logprobs, []

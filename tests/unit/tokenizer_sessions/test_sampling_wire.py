@@ -118,5 +118,11 @@ def test_news_carry_log_probabilities() -> None:
     output = engine_pb2.RequestOutput(logprobs=[position], prompt_logprobs=[first, position])
     read = PositionLogprobs((5, -0.5), 2, ((6, -0.25),))
     news = TokenNews(3, [5])
-    assert with_logprobs(news, output) == TokenNews(3, [5], None, (read,), (PositionLogprobs(None, 0, ()), read))
-    assert with_logprobs(news, engine_pb2.RequestOutput()) == news
+    made = with_logprobs(news, output)
+    assert made[:4] == (3, [5], None, (read,))
+    assert list(made.prompt_logprobs) == [PositionLogprobs(None, 0, ()), read]
+    assert made.prompt_logprobs[1:5] == (read,)
+    assert (len(made.prompt_logprobs), bool(with_logprobs(news, engine_pb2.RequestOutput()).prompt_logprobs)) == (
+        2,
+        False,
+    )
