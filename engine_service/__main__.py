@@ -37,14 +37,13 @@ from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_o
 from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import MetricsServer, start_metrics_server
-from service_runtime.process_tuning import ask_for_short_turns, keep_start_up_objects
+from service_runtime.process_tuning import keep_start_up_objects
 
 _ENGINE_MODULE = "engine_service.engine_main"
 
 
 def main() -> None:
     """Exit status: 0 after a stop that was asked for, 1 when the engine cannot serve, 2 for bad settings."""
-    ask_for_short_turns()
     settings = load_settings(EngineSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
     configure_logging(level=settings.log_level, log_format=settings.log_format, service="engine-front")
     message = asyncio.run(serve(engine_config(settings), server_config(settings)))

@@ -41,7 +41,7 @@ from service_runtime.model_files import (
     resolve_model_folder,
     tokenizer_fingerprint,
 )
-from service_runtime.process_tuning import ask_for_default_turns, ask_for_short_turns, keep_start_up_objects
+from service_runtime.process_tuning import keep_start_up_objects
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,16 +49,12 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """`python -m engine_service.engine_main N`: N is the descriptor of the engine's end of the mailbox."""
     _live_and_die_with_the_front()
-    ask_for_default_turns()
     mailbox = EngineMailbox(socket.socket(fileno=int(sys.argv[1])))
     try:
         config = _receive_config(mailbox)
         configure_logging(level=config.log.level, log_format=config.log.log_format, service="engine")
         loop, ready = _start(config, mailbox)
         keep_start_up_objects()
-        if config.scheduling.overlap:
-            # The loop's thread, beside the one that computes.
-            ask_for_short_turns()
         mailbox.send_now(ready)
         _run(loop, mailbox)
     except FrontGone:
@@ -107,7 +103,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
 
     scheduling = config.scheduling
     built = build_worker(_worker_config(config, folder))
-    worker: Worker | ThreadedWorker = ThreadedWorker(built, ask_for_default_turns) if scheduling.overlap else built
+    worker: Worker | ThreadedWorker = ThreadedWorker(built) if scheduling.overlap else built
     info = built.info
     limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
     scheduler = Scheduler(

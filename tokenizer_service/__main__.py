@@ -23,7 +23,7 @@ from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import MetricsServer, start_metrics_server
 from service_runtime.model_files import ModelNotFound, resolve_model_folder, tokenizer_fingerprint
-from service_runtime.process_tuning import ask_for_short_turns, keep_start_up_objects
+from service_runtime.process_tuning import keep_start_up_objects
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
 from tokenizer_service.api.metrics import TokenizerMetrics
@@ -248,7 +248,6 @@ async def _drain(app: TokenizerApp, signals: StopSignals, timeout_s: float) -> N
 
 def main() -> None:
     """Entry of `tokenwire-tokenizer`. Exit code 0 after a stop signal, 1 for a start that cannot succeed."""
-    ask_for_short_turns()
     settings = load_settings(TokenizerSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
     configure_logging(level=settings.log_level, log_format=settings.log_format, service="tokenizer")
     try:

@@ -5,7 +5,6 @@ Must not know: what a step computes.
 
 import sys
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine_service.core.plan import Plan, Result
@@ -16,15 +15,12 @@ _SWITCH_SECONDS = 0.0002
 
 
 class ThreadedWorker:
-    """`submit` returns at once; plans run one after the other, in order. Failures come out of `result`.
+    """`submit` returns at once; plans run one after the other, in order. Failures come out of `result`."""
 
-    `on_thread_start` is called in the new thread before its first plan.
-    """
-
-    def __init__(self, worker: Worker, on_thread_start: Callable[[], object] | None = None) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.info = worker.info
         self._worker = worker
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker", initializer=on_thread_start)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._running: deque[Future[Result]] = deque()
         sys.setswitchinterval(_SWITCH_SECONDS)
 
