@@ -3,7 +3,7 @@
 Must not know: logits, torch, what is running.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.core.sampling import SamplingParams
@@ -21,17 +21,18 @@ def excluded_tokens(sampling: SamplingParams) -> frozenset[int]:
 
 def check_token_rules(sampling: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> Refusal | None:
     """The first token id outside the vocabulary, or the rules that leave no token, or None."""
-    named: tuple[tuple[str, str, Iterable[int]], ...] = (
+    named: tuple[tuple[str, str, Collection[int]], ...] = (
         ("stop_token_ids", "stop token id", sampling.stop_token_ids),
-        ("logit_bias", "token id", (token for token, _ in sampling.logit_bias)),
+        ("logit_bias", "token id", [token for token, _ in sampling.logit_bias]),
         ("allowed_token_ids", "allowed token id", sampling.allowed_token_ids or ()),
         ("banned_token_ids", "banned token id", sampling.banned_token_ids),
-        ("bad_words", "token id of a bad word", (token for word in sampling.bad_words for token in word)),
+        ("bad_words", "token id of a bad word", [token for word in sampling.bad_words for token in word]),
     )
     for field, kind, tokens in named:
-        outside = [token for token in tokens if not 0 <= token < vocab_size]
-        if outside:
-            return _invalid(field, f"{kind} {min(outside)} is outside the vocabulary 0..{vocab_size - 1}")
+        # The engine's loop checks again: what may be as long as the vocabulary is walked by built-ins only.
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            outside = min(token for token in tokens if not 0 <= token < vocab_size)
+            return _invalid(field, f"{kind} {outside} is outside the vocabulary 0..{vocab_size - 1}")
     return _check_rest(sampling, vocab_size, eos_token_ids)
 
 
@@ -43,7 +44,8 @@ def _check_rest(sampling: SamplingParams, vocab_size: int, eos_token_ids: frozen
         count = vocab_size if allowed is None else len(allowed)
         field = "banned_token_ids" if allowed is None else "allowed_token_ids"
         return _invalid(field, f"none of {count:,} allowed tokens is left: {len(excluded):,} are banned or bad words")
-    if sampling.min_tokens and _num_left(allowed, excluded | stop_tokens(sampling, eos_token_ids), vocab_size) == 0:
+    stops = {token for token in stop_tokens(sampling, eos_token_ids) if token < vocab_size}
+    if sampling.min_tokens and _num_left(allowed, excluded | stops, vocab_size) == 0:
         return _invalid(
             "min_tokens",
             f"min_tokens {sampling.min_tokens:,} cannot be reached: every token that is left ends the request",
@@ -52,9 +54,7 @@ def _check_rest(sampling: SamplingParams, vocab_size: int, eos_token_ids: frozen
 
 
 def _num_left(allowed: frozenset[int] | None, excluded: frozenset[int], vocab_size: int) -> int:
-    if allowed is not None:
-        return len(allowed - excluded)
-    return vocab_size - sum(0 <= token < vocab_size for token in excluded)
+    return vocab_size - len(excluded) if allowed is None else len(allowed - excluded)
 
 
 def _invalid(field: str, message: str) -> Refusal:

@@ -70,8 +70,9 @@ def _offsets(sampling: SamplingParams, vocab_size: int, device: torch.device) ->
     if allowed is not None:
         offsets.fill_(float("-inf"))
         offsets[sorted(allowed)] = 0.0
-    for token, bias in sampling.logit_bias:
-        offsets[token] += bias
+    if sampling.logit_bias:
+        tokens, biases = zip(*sampling.logit_bias, strict=True)
+        offsets[list(tokens)] += torch.tensor(biases)
     if excluded:
         offsets[sorted(excluded)] = float("-inf")
     return offsets.to(device)
