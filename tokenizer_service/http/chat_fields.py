@@ -6,7 +6,7 @@ Must not know: how requests are served.
 from typing import Any, Literal
 
 from tokenizer_service.engines.messages import SamplingOptions
-from tokenizer_service.http.errors import HttpError, bad_field
+from tokenizer_service.http.errors import FieldNames, HttpError, bad_field
 from tokenizer_service.http.fields import Fields, Int64
 from tokenizer_service.http.generation_fields import SampledFields, check_sampled
 from tokenizer_service.http.structured_fields import structured_output
@@ -21,6 +21,8 @@ from tokenizer_service.http.tool_fields import (
 from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
 from tokenizer_service.sessions.request import ConversationPrompt
 from tokenizer_service.text.messages import Message
+
+CHAT_NAMES = FieldNames({"request_id": "X-Request-Id"}, {"tool_choice.mode": "tool_choice"}, wraps_functions=True)
 
 
 class TextPart(Fields):
@@ -112,13 +114,13 @@ def _check_together(fields: ChatFields) -> HttpError | None:
     return check_parallel(fields.parallel_tool_calls, len(fields.tools or ()))
 
 
-def chat_sampling(fields: ChatFields) -> tuple[dict[str, str], SamplingOptions] | HttpError:
-    """The API's own names of the sampling fields, and their values."""
+def chat_sampling(fields: ChatFields) -> tuple[FieldNames, SamplingOptions] | HttpError:
+    """The API's own names of the fields, and the values of those that it names in its own way."""
     structure = structured_output(fields)
     if isinstance(structure, HttpError):
         return structure
     limit = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    names = {"max_tokens": limit, "logprobs": "top_logprobs", "structured_output": structure[0]}
+    names = CHAT_NAMES.beside({"max_tokens": limit, "logprobs": "top_logprobs"}).with_structure(structure[0])
     return names, SamplingOptions(
         max_tokens=fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,

@@ -6,7 +6,7 @@ Must not know: how requests are served.
 from typing import Any
 
 from tokenizer_service.engines.messages import SamplingOptions
-from tokenizer_service.http.errors import HttpError, bad_field
+from tokenizer_service.http.errors import FieldNames, HttpError, bad_field
 from tokenizer_service.http.fields import Int64
 from tokenizer_service.http.generation_fields import SampledFields, check_sampled
 from tokenizer_service.http.structured_fields import structured_output
@@ -14,6 +14,7 @@ from tokenizer_service.sessions.request import IdsPrompt, TextPrompt
 
 MAX_PROMPTS = 64
 CompletionPrompt = TextPrompt | IdsPrompt
+_NAMES = FieldNames({"request_id": "X-Request-Id"})
 
 
 class CompletionFields(SampledFields):
@@ -63,13 +64,13 @@ def _prompt(param: str, given: Any, add_special_tokens: bool) -> CompletionPromp
     return IdsPrompt(tuple(given))
 
 
-def completion_sampling(fields: CompletionFields) -> tuple[dict[str, str], SamplingOptions] | HttpError:
-    """The API's own names of the sampling fields, and their values."""
+def completion_sampling(fields: CompletionFields) -> tuple[FieldNames, SamplingOptions] | HttpError:
+    """The API's own names of the fields, and the values of those that it names in its own way."""
     structure = structured_output(fields)
     if isinstance(structure, HttpError):
         return structure
     echoed = fields.logprobs if fields.echo else None
-    return {"structured_output": structure[0]}, SamplingOptions(
+    return _NAMES.with_structure(structure[0]), SamplingOptions(
         max_tokens=fields.max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=echoed if fields.prompt_logprobs is None else fields.prompt_logprobs,

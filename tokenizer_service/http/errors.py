@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 
@@ -74,21 +74,35 @@ def bad_field(param: str, description: str) -> HttpError:
 class FieldNames:
     """How an API calls the fields of a RequestDraft: the longest prefix in `renamed` is replaced.
 
-    `wraps_functions`: what concerns a tool or a call is under a key "function".
+    A field in `whole` is named without its parts, which the client wrote in another form. `wraps_functions`: what
+    concerns a tool or a call is under a key "function".
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     wraps_functions: bool = False
 
     def of(self, name: str) -> str:
         name = name.removeprefix("options.").removeprefix("sampling.")
+        for prefix, whole in self.whole.items():
+            if _is_within(name, prefix):
+                return whole
         for prefix in sorted(self.renamed, key=len, reverse=True):
-            if name == prefix or name.startswith((f"{prefix}.", f"{prefix}[")):
+            if _is_within(name, prefix):
                 return self.renamed[prefix] + name[len(prefix) :]
         return _FUNCTION.sub(r"\1.function.\2", name) if self.wraps_functions else name
 
     def beside(self, more: Mapping[str, str]) -> "FieldNames":
-        return FieldNames({**self.renamed, **more}, self.wraps_functions)
+        """These names, and more that are renamed."""
+        return replace(self, renamed={**self.renamed, **more})
+
+    def with_structure(self, name: str) -> "FieldNames":
+        """These names, and the client's own for the structured output."""
+        return replace(self, whole={**self.whole, "structured_output": name})
+
+
+def _is_within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith((f"{prefix}.", f"{prefix}["))
 
 
 def http_error(refusal: Refusal, names: FieldNames) -> HttpError:

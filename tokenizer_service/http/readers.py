@@ -25,22 +25,11 @@ from tokenizer_service.http.facts import AnswerFacts
 from tokenizer_service.http.fields import read_fields
 from tokenizer_service.http.generation_fields import GenerationFields, SampledFields, generation_options
 from tokenizer_service.http.json_body import JsonObject
-from tokenizer_service.http.response_fields import ResponseFields, response_prompt, response_sampling
+from tokenizer_service.http.response_fields import RESPONSE_NAMES, ResponseFields, response_prompt, response_sampling
 from tokenizer_service.http.responses import ResponseAnswer, ResponseFacts, ResponseStream
 from tokenizer_service.sessions.request import GenerationOptions, Prompt, RequestDraft, TextPrompt
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.sessions.validation import check_model
-
-_CHAT_NAMES = FieldNames({"request_id": "X-Request-Id", "tool_choice.mode": "tool_choice"}, wraps_functions=True)
-_COMPLETION_NAMES = FieldNames({"request_id": "X-Request-Id"})
-_RESPONSE_NAMES = FieldNames(
-    {
-        "request_id": "X-Request-Id",
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "tool_choice.mode": "tool_choice",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,7 @@ class Readers:
         options = await self._options(fields, sampling[1])
         if isinstance(options, HttpError):
             return options
-        names = _CHAT_NAMES.beside(sampling[0])
+        names = sampling[0]
         drafts = self._drafts(fields, request_id, [prompt], options)
         facts = self._facts("chatcmpl-", fields, drafts, with_logprobs=fields.logprobs)
         if fields.stream:
@@ -78,7 +67,7 @@ class Readers:
         sampling = completion_sampling(fields)
         if isinstance(prompts, HttpError) or isinstance(sampling, HttpError):
             return prompts if isinstance(prompts, HttpError) else sampling  # type: ignore[return-value]
-        names = partial(_prompt_names, _COMPLETION_NAMES.beside(sampling[0]), is_list_of_prompts(fields.prompt))
+        names = partial(_prompt_names, sampling[0], is_list_of_prompts(fields.prompt))
         options = await self._options(fields, sampling[1])
         if isinstance(options, HttpError):
             return options
@@ -99,16 +88,14 @@ class Readers:
         prompt = response_prompt(fields)
         if isinstance(prompt, HttpError):
             return prompt
-        structure_name, sampling = response_sampling(fields)
-        options = await self._options(fields, sampling)
+        options = await self._options(fields, response_sampling(fields))
         if isinstance(options, HttpError):
             return options
-        names = _RESPONSE_NAMES.beside({"structured_output": structure_name})
         drafts = self._drafts(fields, request_id, [prompt], options)
         facts = ResponseFacts(drafts[0].request_id, int(self.clock()), self.model_name, fields)
         if fields.stream:
-            return Generation(drafts, lambda _: names, stream=ResponseStream(facts))
-        return Generation(drafts, lambda _: names, answer=ResponseAnswer(facts))
+            return Generation(drafts, lambda _: RESPONSE_NAMES, stream=ResponseStream(facts))
+        return Generation(drafts, lambda _: RESPONSE_NAMES, answer=ResponseAnswer(facts))
 
     async def _options(self, fields: GenerationFields, sampling: SamplingOptions) -> GenerationOptions | HttpError:
         """Words that may not come are encoded here: the engine knows tokens only."""

@@ -9,13 +9,19 @@ from pydantic import Field
 
 from tokenizer_service.engines.messages import JsonObject as AnyObject
 from tokenizer_service.engines.messages import JsonSchema, SamplingOptions, StructuredOutput
-from tokenizer_service.http.errors import HttpError, bad_field
+from tokenizer_service.http.errors import FieldNames, HttpError, bad_field
 from tokenizer_service.http.fields import Fields, Int64
 from tokenizer_service.http.generation_fields import GenerationFields, StreamOptions, check_common
 from tokenizer_service.http.structured_fields import JsonObjectFormat, TextFormat, schema_text
 from tokenizer_service.http.tool_fields import FunctionFields, ModeName, check_parallel, make_tool
 from tokenizer_service.sessions.request import ConversationPrompt
 from tokenizer_service.text.messages import Message, NamedTool, ToolCall, ToolChoice, ToolMode
+
+# Items of the input are not the turns of the conversation one by one.
+RESPONSE_NAMES = FieldNames(
+    {"request_id": "X-Request-Id", "max_tokens": "max_output_tokens"},
+    {"messages": "input", "tool_choice.mode": "tool_choice", "structured_output": "text.format"},
+)
 
 
 class InputText(Fields):
@@ -133,12 +139,12 @@ def _choice(choice: ModeName | FunctionChoice | None) -> ToolChoice | None:
     return NamedTool(choice.name) if isinstance(choice, FunctionChoice) else ToolMode(choice)
 
 
-def response_sampling(fields: ResponseFields) -> tuple[str, SamplingOptions]:
-    """The client's name of the structured output, and the values of what the API names in its own way."""
+def response_sampling(fields: ResponseFields) -> SamplingOptions:
+    """The values of what the API names in its own way."""
     structure: StructuredOutput | None = None
     match fields.text.format if fields.text else None:
         case JsonObjectFormat():
             structure = AnyObject()
         case SchemaFormat(schema_=schema):
             structure = JsonSchema(schema_text(schema))
-    return "text.format", SamplingOptions(max_tokens=fields.max_output_tokens, structured_output=structure)
+    return SamplingOptions(max_tokens=fields.max_output_tokens, structured_output=structure)

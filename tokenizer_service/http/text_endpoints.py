@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tokenizer_service.engines.refusal import Refusal, invalid
-from tokenizer_service.http.chat_fields import MessageFields, TemplateFields, check_messages, conversation
+from tokenizer_service.http.chat_fields import CHAT_NAMES, MessageFields, TemplateFields, check_messages, conversation
 from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
 from tokenizer_service.http.exchange import Exchange, Receive, Scope, Send
 from tokenizer_service.http.facts import compact
@@ -20,7 +20,6 @@ from tokenizer_service.sessions.request import ConversationPrompt, Prompt, TextP
 from tokenizer_service.sessions.validation import MAX_VIOLATIONS, check_model
 
 _TEXT_NAMES = FieldNames({"text": "prompt"})
-_CHAT_NAMES = FieldNames({"tool_choice.mode": "tool_choice"}, wraps_functions=True)
 _ID_NAMES = FieldNames({"token_ids": "tokens"})
 
 
@@ -78,7 +77,7 @@ class TextEndpoints:
         prompt = self._prompt(fields)
         if isinstance(prompt, HttpError):
             return prompt
-        names = _CHAT_NAMES if isinstance(prompt, ConversationPrompt) else _TEXT_NAMES
+        names = CHAT_NAMES if isinstance(prompt, ConversationPrompt) else _TEXT_NAMES
         model = self.calls.texts.router.model()
         longest = None if model is None else model.max_model_len
 
@@ -113,7 +112,7 @@ class TextEndpoints:
             return flaw
         prompt = conversation(messages, fields)
         violations = tuple(conversation_violations(prompt, allow_chat_template=self.allow_chat_template))
-        return http_error(invalid(violations[:MAX_VIOLATIONS]), _CHAT_NAMES) if violations else prompt
+        return http_error(invalid(violations[:MAX_VIOLATIONS]), CHAT_NAMES) if violations else prompt
 
     async def _detokenize(self, value: JsonObject) -> bytes | HttpError:
         fields = read_fields(DetokenizeFields, value)

@@ -9,7 +9,8 @@ from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, i
 from tokenizer_service.http.errors import FieldNames, http_error
 from tokenizer_service.http.keys import ApiKeys, BadKeys
 
-NAMES = FieldNames({"max_tokens": "max_completion_tokens", "token_ids.ids": "prompt[1]", "text": "prompt"}, True)
+RENAMED = {"max_tokens": "max_completion_tokens", "token_ids.ids": "prompt[1]", "text": "prompt"}
+NAMES = FieldNames(RENAMED, {"tool_choice.mode": "tool_choice"}, wraps_functions=True).with_structure("guided_json")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,8 @@ NAMES = FieldNames({"max_tokens": "max_completion_tokens", "token_ids.ids": "pro
         ("messages[2].tool_calls[1].arguments", "messages[2].tool_calls[1].function.arguments"),
         ("messages[2].name", "messages[2].name"),
         ("tool_choice.name", "tool_choice.function.name"),
+        ("tool_choice.mode", "tool_choice"),
+        ("options.sampling.structured_output.json_schema", "guided_json"),
     ],
 )
 def test_fields_have_the_clients_names(field: str, param: str) -> None:

@@ -279,8 +279,8 @@ def test_a_response_request_becomes_a_conversation() -> None:
         Message("tool", "3", tool_call_id="c"),
     )
     assert (prompt.tools, prompt.tool_choice) == ((Tool("add", None, "{}"),), ToolMode.REQUIRED)
-    name, sampling = response_sampling(fields)
-    assert (name, sampling.max_tokens) == ("text.format", 5)
+    sampling = response_sampling(fields)
+    assert sampling.max_tokens == 5
     assert sampling.structured_output == JsonSchema('{"type": "object"}')
 
 
