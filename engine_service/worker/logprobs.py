@@ -62,25 +62,41 @@ def _slice(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top, top_ids = _most_likely(logprobs, width)
+    if width == 0:
+        ranks = _count_above(logprobs, chosen) + 1
+        return chosen.squeeze(1), ranks, token_ids.new_empty(len(token_ids), 0), logprobs[:, :0]
+    values, ids = logprobs.topk(min(width + _CANDIDATES, logprobs.shape[1]))
+    ranks = _ranks(logprobs, chosen, values)
+    top_ids, top = _most_likely(logprobs, values, ids, width)
     return chosen.squeeze(1), ranks, top_ids, top
 
 
-def _most_likely(logprobs: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` largest of each row and their ids, by falling value and rising id."""
-    if width == 0:
-        return logprobs[:, :0], torch.zeros_like(logprobs[:, :0], dtype=torch.int64)
-    candidates = min(width + _CANDIDATES, logprobs.shape[1])
-    values, ids = logprobs.topk(candidates)
+def _ranks(logprobs: torch.Tensor, chosen: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Int64 [R]. All that is above a candidate is a candidate; only for a less likely token every one is looked at."""
+    ranks = (values > chosen).sum(dim=-1) + 1
+    is_less_likely = chosen.squeeze(1) < values[:, -1]
+    if bool(is_less_likely.any()):
+        rest = is_less_likely.nonzero().squeeze(1)
+        ranks[rest] = _count_above(logprobs[rest], chosen[rest]) + 1
+    return ranks
+
+
+def _count_above(logprobs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Int64 [R]. Counted in float32, exact below 2**24: adding booleans takes four times as long."""
+    return logprobs.clone().gt_(chosen).sum(dim=-1).long()
+
+
+def _most_likely(
+    logprobs: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and values of the `width` largest of each row, by falling value and rising id, from topk's candidates."""
     # topk chooses freely among values equal to its last one.
-    is_certain = (values[:, width - 1] > values[:, -1]) | (candidates == logprobs.shape[1])
+    is_certain = (values[:, width - 1] > values[:, -1]) | (values.shape[1] == logprobs.shape[1])
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(1, order)
-    values, ids = values[:, :width].clone(), ids[:, :width].clone()
+    values, ids = values[:, :width].clone(), ids.gather(1, order)[:, :width].clone()
     if not bool(is_certain.all()):
         rest = (~is_certain).nonzero().squeeze(1)
         sorted_values, sorted_ids = logprobs[rest].sort(dim=-1, descending=True, stable=True)
         values[rest], ids[rest] = sorted_values[:, :width], sorted_ids[:, :width]
-    return values, ids
+    return ids, values
