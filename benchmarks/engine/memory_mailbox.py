@@ -24,11 +24,14 @@ class MemoryMailbox:
     def take(self, *, wait: bool, timeout_s: float | None = None) -> list[object]:
         return list(self._next_commands(wait))
 
+    def wake(self) -> None:
+        """Nobody sleeps here: an idle loop asks for commands again."""
+
     def publish(self, report: StepReport) -> None:
         self._on_report(report)
 
 
 def build_in_process(config: EngineConfig, folder: Path, mailbox: MemoryMailbox) -> tuple[EngineLoop, EngineReady]:
     """The engine as the service builds it, with this mailbox in place of the pipe to the front process."""
-    # The loop needs `take` and `publish` only; the socket's class is what build_engine happens to name.
+    # The loop needs these methods only; the socket's class is what build_engine happens to name.
     return build_engine(config, folder, cast(EngineMailbox, mailbox))
