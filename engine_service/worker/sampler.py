@@ -24,6 +24,7 @@ from engine_service.worker.sampling_rows import SamplingRows
 
 _SLICE_ROWS = 32  # bounds the float32 workspace, and keeps it in the cache
 _GROUP = 256  # weights are summed in groups, and only the winning group is cumulated token by token
+_NO_WEIGHT_BELOW = -87.0  # exp of less is no normal float32
 _BELOW_ONE = 1.0 - 2.0**-50
 _SHORT_LISTS = ((40, 64), (200, 256), (900, 1024))  # (largest top_k, candidates for it)
 
@@ -107,7 +108,7 @@ class Sampler:
     ) -> torch.Tensor:
         """Rows without top_k: no order of all tokens is needed."""
         settings = self._settings(rows, index)
-        weights = self._weights(logits, largest, settings.temperature)
+        weights = self._weights(logits, largest, settings.temperature, are_edited=rows.are_edited)
         nucleus = torch.from_numpy(np.flatnonzero(rows.top_p[index] < 1.0)).to(self._device)
         if len(nucleus) == len(index):
             keep_nucleus(weights, settings.top_p)
@@ -146,12 +147,20 @@ class Sampler:
             uniforms=column(rows.uniforms),
         )
 
-    def _weights(self, logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    def _weights(
+        self, logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, *, are_edited: bool
+    ) -> torch.Tensor:
         """Weights [R, padded vocabulary] in the workspace; the padding has weight 0."""
         weights = self._workspace[: logits.shape[0]]
         real = weights[:, : self._vocab_size]
         torch.sub(logits, largest.float().unsqueeze(1), out=real)
-        real.div_(temperature).exp_()
+        real.div_(temperature)
+        if are_edited:
+            # Most tokens of a masked row are -inf, and `exp` of what underflows takes twenty times as long.
+            counts = real.clone().ge_(_NO_WEIGHT_BELOW)
+            real.clamp_(min=_NO_WEIGHT_BELOW).exp_().mul_(counts)
+        else:
+            real.exp_()
         return weights
 
     def _num_candidates(self, top_k: npt.NDArray[np.int64]) -> int:

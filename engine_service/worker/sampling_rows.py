@@ -63,6 +63,7 @@ class SamplingRows:
     suppressed: npt.NDArray[np.int64] | None = None
     edits: LogitEdits | None = None
     masks: TokenMasks | None = None
+    are_edited: bool = False  # these rows come with edited logits, many of them perhaps -inf
 
     @property
     def greedy(self) -> npt.NDArray[np.bool_]:
@@ -93,5 +94,10 @@ class SamplingRows:
     def settings_of(self, index: npt.NDArray[np.int64]) -> "SamplingRows":
         """Some rows, without what is done to their logits."""
         return SamplingRows(
-            self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index], self.uniforms[index]
+            self.temperature[index],
+            self.top_k[index],
+            self.top_p[index],
+            self.min_p[index],
+            self.uniforms[index],
+            are_edited=True,
         )
