@@ -19,15 +19,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tokenizer_service.http.chat_fields import ChatFields
+from tokenizer_service.http.completion_fields import CompletionFields
 from tokenizer_service.http.endpoint import GenerationEndpoint
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.exchange import Exchange, ExchangeLimits
+from tokenizer_service.http.exchange import Exchange, ExchangeLimits, Receive, Scope, Send
 from tokenizer_service.http.generations import Generations
 from tokenizer_service.http.guard import Guard, HttpMetrics
 from tokenizer_service.http.keys import ApiKeys
 from tokenizer_service.http.page import Page
 from tokenizer_service.http.plain_calls import PlainCalls
 from tokenizer_service.http.readers import Readers
+from tokenizer_service.http.response_fields import ResponseFields
 from tokenizer_service.http.service_endpoints import ServiceEndpoints, error_response
 from tokenizer_service.http.text_endpoints import TextEndpoints
 
@@ -66,7 +69,7 @@ def build_app(parts: HttpParts) -> ASGIApp:
 
 def _routes(parts: HttpParts) -> list[Route]:
     generations = parts.generations
-    open_exchange = partial(Exchange, limits=parts.limits)
+    open_exchange = partial(Exchange, limits=parts.limits, pool=generations.texts.pool)
     readers = Readers(generations.texts, generations.model_name, generations.new_id, parts.clock)
     texts = TextEndpoints(
         PlainCalls(generations.runner, generations.texts),
@@ -82,16 +85,8 @@ def _routes(parts: HttpParts) -> list[Route]:
         parts.is_ready,
         Page.load(),
     )
-    generating = {
-        "/v1/chat/completions": ("HttpChat", readers.chat),
-        "/v1/completions": ("HttpCompletions", readers.completion),
-        "/v1/responses": ("HttpResponses", readers.response),
-    }
     return [
-        *(
-            Route(path, GenerationEndpoint(method, generations, read, open_exchange), methods=["POST"])
-            for path, (method, read) in generating.items()
-        ),
+        *_generating_routes(generations, readers, open_exchange),
         Route("/tokenize", _Application(texts.tokenize), methods=["POST"]),
         Route("/detokenize", _Application(texts.detokenize), methods=["POST"]),
         Route("/v1/models", service.models, methods=["GET"]),
@@ -100,6 +95,19 @@ def _routes(parts: HttpParts) -> list[Route]:
         Route("/ready", service.ready, methods=["GET"]),
         Route("/metrics", service.metrics, methods=["GET"]),
         Route("/", service.index, methods=["GET"]),
+    ]
+
+
+def _generating_routes(
+    generations: Generations, readers: Readers, open_exchange: Callable[[Scope, Receive, Send], Exchange]
+) -> list[Route]:
+    chat = GenerationEndpoint("HttpChat", generations, ChatFields, readers.chat, open_exchange)
+    completion = GenerationEndpoint("HttpCompletions", generations, CompletionFields, readers.completion, open_exchange)
+    response = GenerationEndpoint("HttpResponses", generations, ResponseFields, readers.response, open_exchange)
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/responses", response, methods=["POST"]),
     ]
 
 

@@ -58,9 +58,9 @@ def _prompt(param: str, given: Any, add_special_tokens: bool) -> CompletionPromp
         return TextPrompt(given, add_special_tokens)
     if not isinstance(given, list):
         return bad_field(param, "must be a string or a list of token ids")
-    for place, token_id in enumerate(given):
-        if type(token_id) is not int:
-            return bad_field(f"{param}[{place}]", "must be a token id")
+    if set(map(type, given)) - {int}:
+        place = next(place for place, token_id in enumerate(given) if type(token_id) is not int)
+        return bad_field(f"{param}[{place}]", "must be a token id")
     return IdsPrompt(tuple(given))
 
 

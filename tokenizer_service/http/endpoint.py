@@ -8,13 +8,14 @@ Must not know: the fields or the shape of any one API.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 from tokenizer_service.api.calls import ClientGone
 from tokenizer_service.http.errors import FieldNames, HttpError, http_error
 from tokenizer_service.http.exchange import Exchange, Receive, Scope, Send
+from tokenizer_service.http.fields import FieldsT
 from tokenizer_service.http.generations import Generations, Job, PlacedRefusal
-from tokenizer_service.http.json_body import ClientLeft, JsonObject
+from tokenizer_service.http.json_body import ClientLeft
 from tokenizer_service.sessions.events import Completed, TextDelta
 from tokenizer_service.sessions.request import RequestDraft
 
@@ -61,18 +62,19 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationEndpoint:
-    """An ASGI application for one route. `read` turns the JSON object into a Generation, or says what is wrong."""
+class GenerationEndpoint(Generic[FieldsT]):
+    """An ASGI application for one route. `read` turns the fields into a Generation, or says what is wrong."""
 
     method: str
     generations: Generations
-    read: Callable[[JsonObject, str], Awaitable[Generation | HttpError]]
+    kind: type[FieldsT]
+    read: Callable[[FieldsT, str], Awaitable[Generation | HttpError]]
     open_exchange: Callable[[Scope, Receive, Send], Exchange]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = self.open_exchange(scope, receive, send)
         try:
-            fields = await exchange.read_json()
+            fields = await exchange.read(self.kind)
             if isinstance(fields, HttpError):
                 await exchange.fail(fields)
                 return
@@ -80,7 +82,7 @@ class GenerationEndpoint:
         except ClientLeft:
             return
 
-    async def _serve(self, exchange: Exchange, fields: JsonObject) -> None:
+    async def _serve(self, exchange: Exchange, fields: FieldsT) -> None:
         deadline = exchange.deadline(asyncio.get_running_loop().time())
         if isinstance(deadline, HttpError):
             await exchange.fail(deadline)

@@ -11,8 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 
-from tokenizer_service.http.errors import HttpError, bad_field
-from tokenizer_service.http.json_body import BodyLimits, ClientLeft, JsonObject, parse_object, read_body
+from tokenizer_service.engines.refusal import Refusal
+from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
+from tokenizer_service.http.fields import FieldsT, read_fields
+from tokenizer_service.http.json_body import BodyLimits, ClientLeft, parse_object, read_body
+from tokenizer_service.sessions.encode_pool import EncodePool
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -21,6 +24,7 @@ T = TypeVar("T")
 
 ABORT = "tokenwire.abort"  # the connection's extension that cuts it off at once
 LONGEST_TIMEOUT_S = 86_400.0
+_LARGE_BODY = 32 * 1024
 _JSON = "application/json"
 REQUEST_ID, TIMEOUT = "x-request-id", "x-request-timeout"
 
@@ -41,6 +45,7 @@ class Exchange:
     receive: Receive
     send: Send
     limits: ExchangeLimits
+    pool: EncodePool
     is_started: bool = False
     headers: Headers = field(init=False)
 
@@ -63,10 +68,15 @@ class Exchange:
                 return now + seconds
         return bad_field("X-Request-Timeout", f"{text[:40]!r} is no number of seconds in (0, {LONGEST_TIMEOUT_S:g}]")
 
-    async def read_json(self) -> JsonObject | HttpError:
-        """Raises ClientLeft."""
+    async def read(self, kind: type[FieldsT]) -> FieldsT | HttpError:
+        """The body's fields; a large body is read in a thread, so that it holds up nobody. Raises ClientLeft."""
         body = await read_body(self.headers, self.receive, self.limits.body)
-        return body if isinstance(body, HttpError) else parse_object(body)
+        if isinstance(body, HttpError):
+            return body
+        if len(body) <= _LARGE_BODY:
+            return _parse(kind, body)
+        fields = await self.pool.run(lambda: _parse(kind, body))
+        return http_error(fields, FieldNames()) if isinstance(fields, Refusal) else fields
 
     async def answer(
         self, body: bytes, *, status: int = 200, content_type: str = _JSON, headers: Mapping[str, str] | None = None
@@ -113,3 +123,8 @@ class Exchange:
     async def _until_gone(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+
+def _parse(kind: type[FieldsT], body: bytes) -> FieldsT | HttpError:
+    value = parse_object(body)
+    return value if isinstance(value, HttpError) else read_fields(kind, value)

@@ -17,7 +17,6 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 JsonObject: TypeAlias = dict[str, Any]
 
 MAX_DEPTH = 64
-MAX_INT_DIGITS = 300
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -83,17 +82,21 @@ def parse_object(data: bytes) -> JsonObject | HttpError:
             object_pairs_hook=_object,
             parse_constant=_refuse_constant,
             parse_float=_finite,
-            parse_int=_bounded,
         )
     except json.JSONDecodeError as error:
         return HttpError(400, f"the body is not valid JSON: {error.msg} at character {error.pos:,}")
     except RecursionError:
         return _too_deep()
     except ValueError as error:
-        return HttpError(400, f"the body is not acceptable JSON: {error}")
+        # Python converts no number of more than 4,300 digits, and says so in words about itself.
+        reason = "a number has too many digits" if "integer string" in str(error) else error
+        return HttpError(400, f"the body is not acceptable JSON: {reason}")
     if not isinstance(value, dict):
         return HttpError(400, "the body is not a JSON object")
-    return _check_content(value, has_surrogates=_SURROGATE.search(text) is not None) or value
+    has_surrogates = _SURROGATE.search(text) is not None
+    if not has_surrogates and text.count("[") + text.count("{") <= MAX_DEPTH:
+        return value  # it cannot be too deep: long lists of numbers are not walked through
+    return _check_content(value, has_surrogates=has_surrogates) or value
 
 
 def _too_deep() -> HttpError:
@@ -122,32 +125,27 @@ def _finite(text: str) -> float:
     return value
 
 
-def _bounded(text: str) -> int:
-    if len(text) > MAX_INT_DIGITS:
-        raise ValueError(f"a number of {len(text):,} digits is too large")
-    return int(text)
-
-
 def _check_content(value: JsonObject, *, has_surrogates: bool) -> HttpError | None:
     """Level by level, without recursion."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            children = item.values() if isinstance(item, dict) else item
-            if has_surrogates and not all(map(_is_unicode, [*children, *(item if isinstance(item, dict) else ())])):
-                return HttpError(400, "the body holds a lone surrogate, which is not valid Unicode text")
-            below.extend(child for child in children if isinstance(child, dict | list))
-        if not below:
+        if has_surrogates and not all(map(_is_unicode, level)):
+            return HttpError(400, "the body holds a lone surrogate, which is not valid Unicode text")
+        level = [
+            child
+            for item in level
+            for child in (item.values() if type(item) is dict else item)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
             return None
-        level = below
     return _too_deep()
 
 
-def _is_unicode(value: object) -> bool:
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
+def _is_unicode(container: Any) -> bool:
+    texts = [*container, *container.values()] if type(container) is dict else container
+    try:
+        "".join(text for text in texts if type(text) is str).encode()
+    except UnicodeEncodeError:
+        return False
     return True

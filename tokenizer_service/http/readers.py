@@ -1,4 +1,4 @@
-"""Turns the JSON object of a generating request into what to generate and how to answer.
+"""Turns the fields of a generating request into what to generate and how to answer.
 
 Must not know: sockets, engines.
 """
@@ -22,9 +22,7 @@ from tokenizer_service.http.completions import CompletionAnswer, CompletionOptio
 from tokenizer_service.http.endpoint import Generation
 from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
 from tokenizer_service.http.facts import AnswerFacts
-from tokenizer_service.http.fields import read_fields
 from tokenizer_service.http.generation_fields import GenerationFields, SampledFields, generation_options
-from tokenizer_service.http.json_body import JsonObject
 from tokenizer_service.http.response_fields import RESPONSE_NAMES, ResponseFields, response_prompt, response_sampling
 from tokenizer_service.http.responses import ResponseAnswer, ResponseFacts, ResponseStream
 from tokenizer_service.sessions.request import GenerationOptions, Prompt, RequestDraft, TextPrompt
@@ -41,10 +39,7 @@ class Readers:
     new_id: Callable[[], str]
     clock: Callable[[], float]
 
-    async def chat(self, value: JsonObject, request_id: str) -> Generation | HttpError:
-        fields = read_fields(ChatFields, value)
-        if isinstance(fields, HttpError):
-            return fields
+    async def chat(self, fields: ChatFields, request_id: str) -> Generation | HttpError:
         prompt = chat_prompt(fields)
         sampling = chat_sampling(fields)
         if isinstance(prompt, HttpError) or isinstance(sampling, HttpError):
@@ -59,10 +54,7 @@ class Readers:
             return Generation(drafts, lambda _: names, stream=ChatStream(facts))
         return Generation(drafts, lambda _: names, answer=ChatAnswer(facts))
 
-    async def completion(self, value: JsonObject, request_id: str) -> Generation | HttpError:
-        fields = read_fields(CompletionFields, value)
-        if isinstance(fields, HttpError):
-            return fields
+    async def completion(self, fields: CompletionFields, request_id: str) -> Generation | HttpError:
         prompts = completion_prompts(fields)
         sampling = completion_sampling(fields)
         if isinstance(prompts, HttpError) or isinstance(sampling, HttpError):
@@ -81,10 +73,7 @@ class Readers:
             return Generation(drafts, names, stream=CompletionStream(facts, shape))
         return Generation(drafts, names, answer=CompletionAnswer(facts, shape))
 
-    async def response(self, value: JsonObject, request_id: str) -> Generation | HttpError:
-        fields = read_fields(ResponseFields, value)
-        if isinstance(fields, HttpError):
-            return fields
+    async def response(self, fields: ResponseFields, request_id: str) -> Generation | HttpError:
         prompt = response_prompt(fields)
         if isinstance(prompt, HttpError):
             return prompt

@@ -5,15 +5,15 @@ Must not know: engines, how texts are encoded.
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from tokenizer_service.engines.refusal import Refusal, invalid
 from tokenizer_service.http.chat_fields import CHAT_NAMES, MessageFields, TemplateFields, check_messages, conversation
 from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
 from tokenizer_service.http.exchange import Exchange, Receive, Scope, Send
 from tokenizer_service.http.facts import compact
-from tokenizer_service.http.fields import Fields, read_fields
-from tokenizer_service.http.json_body import ClientLeft, JsonObject
+from tokenizer_service.http.fields import Fields, FieldsT
+from tokenizer_service.http.json_body import ClientLeft
 from tokenizer_service.http.plain_calls import PlainCalls
 from tokenizer_service.sessions.conversation_rules import conversation_violations
 from tokenizer_service.sessions.request import ConversationPrompt, Prompt, TextPrompt
@@ -21,9 +21,6 @@ from tokenizer_service.sessions.validation import MAX_VIOLATIONS, check_model
 
 _TEXT_NAMES = FieldNames({"text": "prompt"})
 _ID_NAMES = FieldNames({"token_ids": "tokens"})
-
-
-Work: TypeAlias = Callable[[JsonObject], Coroutine[Any, Any, bytes | HttpError]]
 
 
 class TokenizeFields(TemplateFields):
@@ -51,18 +48,23 @@ class TextEndpoints:
     allow_chat_template: bool
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(self.open_exchange(scope, receive, send), self._tokenize)
+        await self._serve(self.open_exchange(scope, receive, send), TokenizeFields, self._tokenize)
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(self.open_exchange(scope, receive, send), self._detokenize)
+        await self._serve(self.open_exchange(scope, receive, send), DetokenizeFields, self._detokenize)
 
-    async def _serve(self, exchange: Exchange, work: Work) -> None:
+    async def _serve(
+        self,
+        exchange: Exchange,
+        kind: type[FieldsT],
+        work: Callable[[FieldsT], Coroutine[Any, Any, bytes | HttpError]],
+    ) -> None:
         try:
-            value = await exchange.read_json()
-            if isinstance(value, HttpError):
-                await exchange.fail(value)
+            fields = await exchange.read(kind)
+            if isinstance(fields, HttpError):
+                await exchange.fail(fields)
                 return
-            answer = await exchange.while_listening(work(value))
+            answer = await exchange.while_listening(work(fields))
             if isinstance(answer, HttpError):
                 await exchange.fail(answer)
             else:
@@ -70,10 +72,7 @@ class TextEndpoints:
         except ClientLeft:
             return
 
-    async def _tokenize(self, value: JsonObject) -> bytes | HttpError:
-        fields = read_fields(TokenizeFields, value)
-        if isinstance(fields, HttpError):
-            return fields
+    async def _tokenize(self, fields: TokenizeFields) -> bytes | HttpError:
         prompt = self._prompt(fields)
         if isinstance(prompt, HttpError):
             return prompt
@@ -114,10 +113,7 @@ class TextEndpoints:
         violations = tuple(conversation_violations(prompt, allow_chat_template=self.allow_chat_template))
         return http_error(invalid(violations[:MAX_VIOLATIONS]), CHAT_NAMES) if violations else prompt
 
-    async def _detokenize(self, value: JsonObject) -> bytes | HttpError:
-        fields = read_fields(DetokenizeFields, value)
-        if isinstance(fields, HttpError):
-            return fields
+    async def _detokenize(self, fields: DetokenizeFields) -> bytes | HttpError:
         refusal = check_model(fields.model, self.model_name)
         if refusal is not None:
             return http_error(refusal, FieldNames())

@@ -45,7 +45,7 @@ def test_no_bytes_raise(data: bytes) -> None:
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "-Infinity"),
         (b'{"a": 1e999}', "too large"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "5,000 digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number has too many digits"),
         (b'{"a": "\xff"}', "not valid UTF-8 (byte 7 is 0xFF)"),
         (b'{"a": "\\ud800"}', "lone surrogate"),
         (b'{"\\udfff": 1}', "lone surrogate"),
