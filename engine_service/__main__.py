@@ -9,6 +9,7 @@ import os
 import random
 import secrets
 import time
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
@@ -60,11 +61,13 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     handle = EngineHandle(metrics=metrics, clock=time.monotonic, max_unread_tokens=server.max_unread_tokens)
     health = ServiceHealth([SERVICE_NAME])
     grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))
-    _add_service(grpc_server, server, handle, metrics)
+    door = _door(handle, metrics)
+    _add_service(grpc_server, server, handle, door)
     await health.add_to(grpc_server)
     try:
-        metrics_server = await _listen(grpc_server, server, registry)
-    except (PortInUse, OSError) as error:
+        facade = _facade(server, handle, door)
+        metrics_server = await _listen(grpc_server, facade, server, registry)
+    except (PortInUse, OSError, GatewayExtraMissing) as error:
         return _why_not_listening(error, server)
     supervisor = EngineSupervisor(
         launch=partial(launch_process, _ENGINE_MODULE, engine_environment(os.environ, engine.model.threads)),
@@ -74,7 +77,7 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
         restart=server.restart_engine,
     )
     front = Front(
-        server=grpc_server,
+        servers=[grpc_server] if facade is None else [grpc_server, facade.server],
         set_serving=health.set_serving,
         handle=handle,
         supervisor=supervisor,
@@ -88,16 +91,27 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
         metrics_server.close()
 
 
-def _add_service(
-    grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, metrics: EngineMetrics
-) -> None:
+class GatewayExtraMissing(Exception):
+    """The packages of the facade for gateways are not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facade:
+    server: grpc.aio.Server
+    port: int
+
+
+def _door(handle: EngineHandle, metrics: EngineMetrics) -> Door:
     randomness = random.SystemRandom()
-    door = Door(
+    return Door(
         handle,
         metrics,
         draw_seed=partial(randomness.getrandbits, 63),
         draw_name=partial(secrets.token_hex, 16),
     )
+
+
+def _add_service(grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, door: Door) -> None:
     service = EngineService(
         door=door,
         handle=handle,
@@ -108,16 +122,45 @@ def _add_service(
     add_to_server(service, grpc_server)
 
 
-async def _listen(grpc_server: grpc.aio.Server, server: ServerConfig, registry: CollectorRegistry) -> MetricsServer:
+def _facade(server: ServerConfig, handle: EngineHandle, door: Door) -> _Facade | None:
+    """None when it is off. Its packages are imported only here. Raises GatewayExtraMissing, PortInUse."""
+    if server.vllm_compat_port is None:
+        return None
+    try:
+        from engine_service.api.vllm_compat.server import build_facade
+    except ModuleNotFoundError as error:
+        raise GatewayExtraMissing(
+            f"--vllm-compat-port needs the package {error.name}: install tokenwire[gateway]"
+        ) from error
+    facade, port = build_facade(
+        door=door,
+        handle=handle,
+        model_name=server.served_model_name,
+        engine_version=version("tokenwire"),
+        clock=time.monotonic,
+        host=server.vllm_compat_host,
+        port=server.vllm_compat_port,
+        max_request_bytes=server.max_request_bytes,
+    )
+    return _Facade(facade, port)
+
+
+async def _listen(
+    grpc_server: grpc.aio.Server, facade: _Facade | None, server: ServerConfig, registry: CollectorRegistry
+) -> MetricsServer:
     grpc_port = bind(grpc_server, server.host, server.port)
     metrics_server = start_metrics_server(registry, server.metrics_host, server.metrics_port)
     await grpc_server.start()
-    structlog.get_logger().info("listening", grpc_port=grpc_port, metrics_port=metrics_server.port)
+    ports = {"grpc_port": grpc_port, "metrics_port": metrics_server.port}
+    if facade is not None:
+        await facade.server.start()
+        ports["vllm_compat_port"] = facade.port
+    structlog.get_logger().info("listening", **ports)
     return metrics_server
 
 
 def _why_not_listening(error: Exception, server: ServerConfig) -> str:
-    if isinstance(error, PortInUse):
+    if isinstance(error, PortInUse | GatewayExtraMissing):
         return str(error)
     return (
         f"cannot serve metrics on {server.metrics_host}:{server.metrics_port}: "

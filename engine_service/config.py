@@ -3,13 +3,14 @@
 Must not know: torch, gRPC, how the settings are used.
 """
 
-import re
 from dataclasses import dataclass
 from enum import Enum
+from itertools import combinations
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from engine_service.byte_sizes import Bytes
 from service_runtime.config import ServiceSettings
 from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
 from service_runtime.logs import LogFormat
@@ -21,21 +22,6 @@ DEFAULT_CPU_KV_CACHE_BYTES = 1024**3
 DEFAULT_MAX_NUM_REQUESTS = 256
 DEFAULT_DEVICE_KV_CACHE_FRACTION = 0.9
 
-_UNITS = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
-_UNITS |= {"KB": 1000, "MB": 1000**2, "GB": 1000**3}
-
-
-def parse_bytes(value: object) -> object:
-    """ "512MiB", "1.5 GB" or a plain number of bytes, as an integer. Raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("give bytes as a number with an optional unit: 1073741824, 512MiB, 1GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -61,6 +47,11 @@ class EngineSettings(ServiceSettings):
     port: Port = Field(50051, description="gRPC port; 0: any free one")
     metrics_host: str = Field("127.0.0.1", description="address to listen on for Prometheus")
     metrics_port: Port = Field(9091, description="Prometheus port; 0: any free one")
+    vllm_compat_host: str = Field("127.0.0.1", description="address to listen on for gateways, see --vllm-compat-port")
+    vllm_compat_port: Port | None = Field(
+        None,
+        description="gRPC port that speaks vllm.grpc.engine.VllmEngine, for gateways; 0: any free one (default: off)",
+    )
     device: Literal["cpu", "cuda", "auto"] = Field("auto", description="cpu, cuda or auto (cuda where there is one)")
     dtype: DtypeName = Field(
         "auto", description="auto (the checkpoint's), float32, bfloat16 or float16: of weights and KV cache"
@@ -131,7 +122,7 @@ class EngineSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
 
-    @field_validator("host", "metrics_host")
+    @field_validator("host", "metrics_host", "vllm_compat_host")
     @classmethod
     def _host_is_given(cls, value: str) -> str:
         if not value.strip():
@@ -168,8 +159,18 @@ class EngineSettings(ServiceSettings):
                 f"--max-waiting-tokens {self.max_waiting_tokens:,} is below --max-model-len "
                 f"{self.max_model_len:,}: the longest prompts could never wait for their turn"
             )
-        if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
-            raise ValueError(f"--port and --metrics-port are both {self.port}")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        listeners = {
+            "--port": (self.host, self.port),
+            "--metrics-port": (self.metrics_host, self.metrics_port),
+            "--vllm-compat-port": (self.vllm_compat_host, self.vllm_compat_port),
+        }
+        for (flag, place), (other_flag, other) in combinations(listeners.items(), 2):
+            if place == other and place[1]:
+                raise ValueError(f"{flag} and {other_flag} are both {place[1]}")
         return self
 
 
@@ -229,13 +230,18 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The front process: addresses, limits of the transport, and how it stops. Times in seconds."""
+    """The front process: addresses, limits of the transport, and how it stops. Times in seconds.
+
+    `vllm_compat_port` None: no facade for gateways.
+    """
 
     served_model_name: str
     host: str
     port: int
     metrics_host: str
     metrics_port: int
+    vllm_compat_host: str
+    vllm_compat_port: int | None
     drain_timeout_s: float
     restart_engine: bool
     max_request_bytes: int
@@ -283,6 +289,8 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.port,
         settings.metrics_host,
         settings.metrics_port,
+        settings.vllm_compat_host,
+        settings.vllm_compat_port,
         settings.drain_timeout,
         settings.restart_engine,
         settings.max_request_bytes,

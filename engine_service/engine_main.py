@@ -207,6 +207,7 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         num_blocks=info.num_blocks,
         max_num_requests=config.scheduling.max_num_requests,
         default_sampling=_default_sampling(config, folder),
+        model_folder=str(folder.resolve()),
     )
 
 

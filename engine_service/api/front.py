@@ -4,7 +4,7 @@ Must not know: what is served, how the engine runs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import structlog
@@ -18,19 +18,19 @@ _ABORTED_SECONDS = 2.0
 
 
 class Front:
-    """Runs a started server around a supervised engine."""
+    """Runs started servers around a supervised engine."""
 
     def __init__(
         self,
         *,
-        server: grpc.aio.Server,
+        servers: Sequence[grpc.aio.Server],
         set_serving: Callable[[bool], Awaitable[None]],
         handle: EngineHandle,
         supervisor: EngineSupervisor,
         signals: StopSignals,
         drain_timeout_s: float,
     ) -> None:
-        self._server = server
+        self._servers = servers
         self._set_serving = set_serving
         self._handle = handle
         self._supervisor = supervisor
@@ -46,11 +46,11 @@ class Front:
         if not stop.done():
             stop.cancel()
             await self._set_serving(False)
-            await self._server.stop(_LAST_STATUSES_SECONDS)
+            await self._stop_servers(_LAST_STATUSES_SECONDS)
             return engine.result()
         is_immediate = await self._drain(engine)
         await self._supervisor.stop(immediately=is_immediate)
-        await self._server.stop(0 if is_immediate else _LAST_STATUSES_SECONDS)
+        await self._stop_servers(0 if is_immediate else _LAST_STATUSES_SECONDS)
         await engine
         return None
 
@@ -68,6 +68,9 @@ class Front:
         self._handle.detach(SHUTTING_DOWN)
         immediate.cancel()
         return immediate.done() and not immediate.cancelled()
+
+    async def _stop_servers(self, grace_s: float) -> None:
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     async def _wait_idle(self, engine: asyncio.Task[str], immediate: asyncio.Task[None], timeout_s: float) -> None:
         idle = asyncio.create_task(self._handle.wait_idle())

@@ -50,7 +50,7 @@ Command = Submit | Abort | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a started engine is; `epoch` differs at each start."""
+    """What a started engine is; `epoch` differs at each start. `model_folder` is for this machine alone."""
 
     pid: int
     epoch: str
@@ -64,6 +64,7 @@ class EngineInfo:
     num_blocks: int
     max_num_requests: int
     default_sampling: SamplingDefaults = NEUTRAL_DEFAULTS
+    model_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from dataclasses import fields
 
 import pytest
 
+from engine_service.byte_sizes import parse_bytes
 from engine_service.config import (
     ENV_PREFIX,
     PROGRAM,
     DeviceChoice,
     EngineSettings,
     engine_config,
-    parse_bytes,
     server_config,
 )
 from service_runtime.config import load_settings
