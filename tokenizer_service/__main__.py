@@ -48,6 +48,7 @@ from tokenizer_service.sessions.session import ReadLimits
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.prompt import ChatLimits
+from tokenizer_service.text.tool_formats import ToolFormat
 
 # What the transport gets to send the last statuses.
 _STOP_GRACE_S = 1.0
@@ -67,7 +68,10 @@ class LoadedModel:
 def load_model(folder: Path, settings: TokenizerSettings) -> LoadedModel:
     """Raises TextError when the folder's tokenizer or chat template cannot be used."""
     limits = ChatLimits(max_messages=MAX_MESSAGES, max_chars=4 * settings.max_request_bytes)
-    return LoadedModel(PromptEncoder.load(folder, limits), tokenizer_fingerprint(folder))
+    chosen = settings.tool_call_format
+    tool_format = None if chosen == "auto" else ToolFormat(chosen)
+    encoder = PromptEncoder.load(folder, limits, tool_format=tool_format)
+    return LoadedModel(encoder, tokenizer_fingerprint(folder))
 
 
 class TokenizerApp:

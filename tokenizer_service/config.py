@@ -82,6 +82,9 @@ class TokenizerSettings(ServiceSettings):
     allow_tokenizer_mismatch: bool = Field(
         False, description="use engines whose model has another tokenizer (for tests and repairs)"
     )
+    tool_call_format: Literal["auto", "hermes", "llama3-json", "mistral", "none"] = Field(
+        "auto", description="how the model writes tool calls; auto: what its chat template and vocabulary show"
+    )
     allow_chat_template_override: bool = Field(False, description="let requests bring a chat template of their own")
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="seconds that running requests get to finish after SIGTERM"

@@ -108,6 +108,8 @@ def _schema_violations(field: str, schema: str) -> Iterator[Violation]:
     else:
         if not isinstance(value, dict):
             yield Violation(field, "a JSON schema of arguments is a JSON object")
+        elif value.get("type", "object") != "object":
+            yield Violation(field, 'arguments are an object: the schema\'s type has to be "object"')
 
 
 def _refuse_constant(name: str) -> None:

@@ -11,8 +11,10 @@ from tokenizer_service.engines.refusal import Refusal, RefusalCode, invalid_fiel
 from tokenizer_service.sessions.request import ConversationPrompt, IdsPrompt, Prompt, TextPrompt
 from tokenizer_service.text.detokenizer import Detokenizer
 from tokenizer_service.text.errors import TextError
+from tokenizer_service.text.messages import ToolMode
 from tokenizer_service.text.prompt import ChatLimits, ChatPrompts
 from tokenizer_service.text.tokenizer import TextTokenizer
+from tokenizer_service.text.tool_formats import MARKERS, ToolFormat
 
 
 class PromptRefused(Exception):
@@ -30,13 +32,18 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._chat = chat
         self._longest_token_bytes = longest_token_bytes
+        marker_ids = {tokenizer.token_id(marker) for marker in MARKERS[self.tool_format]}
+        self.tool_marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
 
     @classmethod
-    def load(cls, folder: Path, chat_limits: ChatLimits) -> "PromptEncoder":
-        """Reads a model folder. Raises TextError when its tokenizer or its template cannot be used."""
+    def load(cls, folder: Path, chat_limits: ChatLimits, *, tool_format: ToolFormat | None = None) -> "PromptEncoder":
+        """Reads a model folder. `tool_format` None: what the model shows.
+
+        Raises TextError when its tokenizer or its template cannot be used.
+        """
         tokenizer = TextTokenizer.load(folder)
         try:
-            chat = ChatPrompts.load(folder, tokenizer, chat_limits)
+            chat = ChatPrompts.load(folder, tokenizer, chat_limits, tool_format=tool_format)
         except TextError as error:
             if error.field is None:
                 raise
@@ -48,6 +55,11 @@ class PromptEncoder:
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.vocab_size
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How calls are written in this model's text."""
+        return ToolFormat.NONE if self._chat is None else self._chat.tool_format
 
     def encode(self, prompt: Prompt, model: ModelInfo | None) -> list[int]:
         """The prompt's ids. Raises PromptRefused; with `model` also for a text that can never fit."""
@@ -68,7 +80,13 @@ class PromptEncoder:
             raise TextError(prompt.FIELD, "this model has no chat template; send a plain prompt instead")
         size = sum(len(message.content.encode(errors="surrogatepass")) for message in prompt.messages)
         self._check_size(prompt.FIELD, size, model)
-        return self._chat.encode(prompt.messages, prompt.add_generation_prompt)
+        return self._chat.encode(
+            prompt.messages,
+            prompt.add_generation_prompt,
+            tools=() if prompt.tool_choice is ToolMode.NONE else prompt.tools,
+            continue_final_message=prompt.continue_final_message,
+            chat_template=prompt.chat_template,
+        )
 
     def _check_size(self, field: str, size: int, model: ModelInfo | None) -> None:
         """Even if every token were the vocabulary's longest, `size` bytes must fit the context."""
@@ -92,8 +110,11 @@ class PromptEncoder:
         """A token's own bytes (see TextTokenizer)."""
         return self._tokenizer.token_bytes(token_id)
 
-    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        return self._tokenizer.new_detokenizer(prompt_ids, skip_special_tokens)
+    def new_detokenizer(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool, shown_ids: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """`shown_ids` are not skipped, though they are special."""
+        return self._tokenizer.new_detokenizer(prompt_ids, skip_special_tokens, shown_ids)
 
 
 def _refusal(error: TextError) -> Refusal:

@@ -37,7 +37,8 @@ class ReadLimits:
 class SessionFacts:
     """What a session needs to know of its request; `deadline` in seconds of the event loop's clock.
 
-    `seed` is that of the first sample.
+    `seed` is that of the first sample. `reword`: says a refusal of the engine's as the client must read it, where
+    the request was changed before the engine got it.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class SessionFacts:
     deadline: float | None
     include_stop: bool
     hidden_stop_reasons: frozenset[int]  # plain end-of-sequence ids: they end, but are no stop reason
+    reword: Callable[[Refusal], Refusal] | None = None
 
 
 class SessionObserver(Protocol):
@@ -211,7 +213,8 @@ class TextSession:
         finish = news.finish
         assert finish is not None
         if finish.refusal is not None:
-            self.fail(finish.refusal)
+            reword = self._facts.reword
+            self.fail(finish.refusal if reword is None else reword(finish.refusal))
             return
         stop_id = None if finish.stop_token_id in self._facts.hidden_stop_reasons else finish.stop_token_id
         self._complete(sample, finish.reason, finish.usage, stop_id)

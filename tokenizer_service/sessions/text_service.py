@@ -24,8 +24,10 @@ from tokenizer_service.sessions.encode_pool import EncodePool
 from tokenizer_service.sessions.prompt_text import PromptEncoder, PromptRefused
 from tokenizer_service.sessions.request import GenerationOptions, IdsPrompt, Prompt, TextRequest
 from tokenizer_service.sessions.session import ReadLimits, SessionFacts, SessionObserver, TextSession
+from tokenizer_service.sessions.tool_use import ToolUse, in_words_of_tools, tool_use
 from tokenizer_service.sessions.validation import too_long
 from tokenizer_service.text.stop_strings import StopStrings
+from tokenizer_service.text.tool_formats import call_id
 
 _log = structlog.get_logger()
 T = TypeVar("T")
@@ -33,7 +35,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TextService:
-    """`new_seed` gives an int64 for requests without one; `observe_encode` is told seconds per prompt."""
+    """`new_seed` gives 63 random bits, for requests without a seed and for ids of tool calls; `observe_encode` is
+    told seconds per prompt.
+    """
 
     encoder: PromptEncoder
     pool: EncodePool
@@ -92,7 +96,10 @@ class TextService:
     ) -> TextSession | Refusal:
         options = request.options
         seed = self.new_seed() if options.sampling.seed is None else options.sampling.seed
-        sampling = replace(options.sampling, seed=seed)
+        tools = tool_use(request.prompt, options.sampling, self.encoder.tool_format)
+        constraint = tools.constraint if tools is not None else None
+        structure = constraint or options.sampling.structured_output
+        sampling = replace(options.sampling, seed=seed, structured_output=structure)
         facts = SessionFacts(
             request_id=request.request_id,
             prompt_tokens=len(token_ids),
@@ -100,9 +107,10 @@ class TextService:
             deadline=request.deadline,
             include_stop=options.include_stop,
             hidden_stop_reasons=model.eos_token_ids - frozenset(sampling.stop_token_ids),
+            reword=in_words_of_tools if constraint is not None else None,
         )
         try:
-            assemblers = [self._assembler(options, token_ids) for _ in range(sampling.num_samples)]
+            assemblers = [self._assembler(options, token_ids, tools) for _ in range(sampling.num_samples)]
         except Exception:
             _log.exception("detokenizer_failed", request_id=request.request_id)
             return Refusal(RefusalCode.INTERNAL, "the tokenizer failed on this request")
@@ -117,11 +125,15 @@ class TextService:
         )
         return session.start(partial(self.router.submit, submission)) or session
 
-    def _assembler(self, options: GenerationOptions, prompt_ids: list[int]) -> TextAssembler:
+    def _assembler(self, options: GenerationOptions, prompt_ids: list[int], tools: ToolUse | None) -> TextAssembler:
         """Of one sample."""
-        detokenizer = self.encoder.new_detokenizer(prompt_ids, options.skip_special_tokens)
+        shown_ids = frozenset[int]() if tools is None else self.encoder.tool_marker_ids
+        detokenizer = self.encoder.new_detokenizer(prompt_ids, options.skip_special_tokens, shown_ids)
         stops = StopStrings(options.stops, include=options.include_stop) if options.stops else None
-        return TextAssembler(detokenizer, stops)
+        return TextAssembler(detokenizer, stops, None if tools is None else tools.new_parser(self._new_call_id))
+
+    def _new_call_id(self) -> str:
+        return call_id(self.encoder.tool_format, self.new_seed())
 
 
 def check_length(field: str, num_tokens: int, model: ModelInfo) -> Refusal | None:

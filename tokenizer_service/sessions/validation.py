@@ -17,6 +17,7 @@ from tokenizer_service.sessions.request import (
     TextRequest,
 )
 from tokenizer_service.sessions.sampling_rules import sampling_violations, unknown_ids
+from tokenizer_service.sessions.tool_use import forced_call_violations
 
 MAX_ID_CHARS = 256
 MAX_STOPS = 64
@@ -43,6 +44,8 @@ def validate_request(
     if refusal is not None:
         return refusal
     violations = tuple(_first(_request_violations(draft, rules), MAX_VIOLATIONS))
+    if not violations and isinstance(draft.prompt, ConversationPrompt):
+        violations = tuple(forced_call_violations(draft.prompt, draft.options.sampling))
     if violations or draft.prompt is None:
         return invalid(violations)
     return TextRequest(

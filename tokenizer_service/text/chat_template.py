@@ -1,16 +1,18 @@
-"""A model's chat template: messages in, the text of the prompt out, in a sandbox.
+"""A chat template: a conversation in, the text of the prompt out, in a sandbox.
 
-Must not know: tokens, tokenizers, requests. The template is the model's, the messages are a client's: neither
-is trusted.
+Must not know: tokens, tokenizers, requests. The template is the model's or a client's, the messages are a
+client's: neither is trusted.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -18,8 +20,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.loading import read_json
-from tokenizer_service.text.messages import Message
+from tokenizer_service.text.template_data import Data
 
+# Put after the final message to find its end; two noncharacters, which no text of people has, and a space that
+# shows whether the template keeps the space at the end of a message.
+_END_TAG = "\ufdde\ufddf "
+_NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0-\ufdef]")
 _MAX_REASON_CHARS = 500
 
 
@@ -28,6 +34,8 @@ class ChatTemplate:
 
     Renders as transformers' `apply_chat_template` does: same settings, filters, globals and variables
     (`messages`, `tools`, `documents`, `add_generation_prompt`, the named special tokens).
+
+    `knows_tools`: it shows tools to the model; `knows_calls`: it shows earlier calls of the assistant.
     """
 
     def __init__(
@@ -36,40 +44,82 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         now: Callable[[], datetime] = datetime.now,
+        field: str | None = None,
     ) -> None:
-        """`now`: the clock of `strftime_now`. Raises TextError (field None) for a bad `source`."""
+        """`now`: the clock of `strftime_now`. Raises TextError on `field` (None: the model's own) for a bad
+        `source`.
+        """
         environment = _environment(now)
         try:
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TextError(None, "the model's chat template cannot be compiled") from error
+        except Exception as error:  # jinja's own, and whatever Python says of the code that it makes
+            whose = "the model's" if field is None else "this"
+            reason = f": {str(error)[:_MAX_REASON_CHARS]}" if field and isinstance(error, jinja2.TemplateError) else ""
+            raise TextError(field, f"{whose} chat template cannot be compiled{reason}") from error
+        self.knows_calls = "tool_calls" in source
+        self.source = source
+        self._whose = "the model's" if field is None else "the request's"
         self._special_tokens = dict(special_tokens)
 
     @classmethod
     def load(
-        cls, folder: Path, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+        cls,
+        folder: Path,
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
     ) -> "ChatTemplate":
         """Reads chat_template.jinja or the chat_template of tokenizer_config.json (its "default" if it has
         names).
 
         Raises TextError: on "messages" when the model has no template, on None when it has a bad one.
         """
-        source = _find_source(folder)
+        source = _find_source(folder, "default")
         if source is None:
             raise TextError("messages", "this model has no chat template; send a plain prompt instead")
         return cls(source, special_tokens, now=now)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, *, max_chars: int) -> str:
-        """The prompt's text. Raises TextError("messages", ...) when it grows over `max_chars`, or the
-        template fails or refuses.
+    @classmethod
+    def load_for_tools(
+        cls,
+        folder: Path,
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> "ChatTemplate | None":
+        """The template for conversations with tools, where a model has one of its own ("tool_use")."""
+        source = _find_source(folder, "tool_use")
+        return None if source is None else cls(source, special_tokens, now=now)
+
+    def render(
+        self,
+        messages: Sequence[Data],
+        add_generation_prompt: bool,
+        *,
+        max_chars: int,
+        tools: Sequence[Data] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt's text; with `continue_final_message` up to the end of the last message's content.
+
+        `messages` and `tools` are as `template_data` makes them. Raises TextError: on "messages" when it grows
+        over `max_chars`, or the template fails or refuses; on "continue_final_message" when the template does
+        not show the last message.
         """
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_TAG}]
         variables: dict[str, Any] = {
             **self._special_tokens,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "tools": None,
+            "messages": messages,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        rendered = self._generate(variables, max_chars)
+        return _cut_at_tag(rendered, messages[-1]["content"]) if continue_final_message else rendered
+
+    def _generate(self, variables: Data, max_chars: int) -> str:
         parts: list[str] = []
         size = 0
         try:
@@ -83,10 +133,21 @@ class ChatTemplate:
             raise
         except _Refused as error:
             reason = str(error)[:_MAX_REASON_CHARS]
-            raise TextError("messages", f"the model's chat template refuses: {reason}") from error
-        except Exception as error:  # whatever the model's template does wrong with these messages
-            raise TextError("messages", "the model's chat template cannot render these messages") from error
+            raise TextError("messages", f"{self._whose} chat template refuses: {reason}") from error
+        except Exception as error:  # whatever the template does wrong with these messages
+            message = f"{self._whose} chat template cannot render these messages"
+            raise TextError("messages", message) from error
         return "".join(parts)
+
+
+def _cut_at_tag(rendered: str, tagged: str) -> str:
+    """As transformers: space at the message's end is kept if the template keeps it, and else all of it goes."""
+    mark = _END_TAG.strip()
+    place = rendered.rfind(mark)
+    if place < 0 or tagged.removesuffix(_END_TAG).strip() not in rendered:
+        raise TextError("continue_final_message", "the chat template does not show the final message as it is")
+    is_kept = rendered.startswith(_END_TAG, place)
+    return rendered[:place] if is_kept else rendered[:place].rstrip()
 
 
 class _Refused(jinja2.TemplateError):
@@ -124,16 +185,20 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON for the model to read: jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON for the model to read: jinja's own filter would escape it for HTML.
+
+    Noncharacters are never escaped: they are marks of who prepared the messages, taken out of the rendered text.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
-def _find_source(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
+def _find_source(folder: Path, name: str) -> str | None:
+    """The template of that name; one without a name is "default"."""
+    file = folder / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    named = {entry["name"]: entry["template"] for entry in template} if isinstance(template, list) else {}
+    found = named.get(name, template if name == "default" else None)
+    return found if isinstance(found, str) else None

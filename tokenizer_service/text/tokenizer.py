@@ -88,9 +88,14 @@ class TextTokenizer:
         detokenizer = self.new_detokenizer((), skip_special_tokens)
         return detokenizer.add(token_ids) + detokenizer.finish()
 
-    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        """A stream for the completion of a prompt, of which only the two ends are read."""
-        skipped = self.special_ids if skip_special_tokens else frozenset()
+    def new_detokenizer(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool, shown_ids: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A stream for the completion of a prompt, of which only the two ends are read.
+
+        `shown_ids` are not skipped, though they are special.
+        """
+        skipped = self.special_ids - shown_ids if skip_special_tokens else frozenset()
         if self._pieces is not None:
             return PieceDetokenizer(self._pieces, skipped, prompt_ids)
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizer_service.text.chat_template import ChatTemplate
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.messages import Message
+from tokenizer_service.text.template_data import message_data
 
 CONVERSATIONS = [
     [Message("user", "Hi")],
@@ -66,11 +67,11 @@ def test_equals_transformers(reference, default_folder, default_tokenizer, messa
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
-        assert template.render(messages, add_generation_prompt, max_chars=10_000) == expected
+        assert template.render(message_data(messages), add_generation_prompt, max_chars=10_000) == expected
 
 
 def render(source: str, messages: list[Message] = CONVERSATIONS[0], max_chars: int = 1000) -> str:
-    return ChatTemplate(source, {}).render(messages, True, max_chars=max_chars)
+    return ChatTemplate(source, {}).render(message_data(messages), True, max_chars=max_chars)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_the_rendered_prompt_is_bounded():
 
 def test_the_clock_is_an_argument():
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, now=lambda: datetime(2026, 1, 2))
-    assert template.render(CONVERSATIONS[0], True, max_chars=100) == "02 Jan 2026"
+    assert template.render(message_data(CONVERSATIONS[0]), True, max_chars=100) == "02 Jan 2026"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_where_the_template_is_read_from(tmp_path, config, jinja, expected):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     if jinja is not None:
         (tmp_path / "chat_template.jinja").write_text(jinja)
-    assert ChatTemplate.load(tmp_path, {}).render(CONVERSATIONS[0], True, max_chars=100) == expected
+    assert ChatTemplate.load(tmp_path, {}).render(message_data(CONVERSATIONS[0]), True, max_chars=100) == expected
 
 
 @pytest.mark.parametrize("config", [None, {}, {"chat_template": [{"name": "rag", "template": "r"}]}])
