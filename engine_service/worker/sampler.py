@@ -110,6 +110,8 @@ class Sampler:
         settings = self._settings(rows, index)
         weights = self._weights(logits, largest, settings.temperature, are_edited=rows.are_edited)
         nucleus = torch.from_numpy(np.flatnonzero(rows.top_p[index] < 1.0)).to(self._device)
+        if len(nucleus) and not bool(torch.isfinite(largest).all()):
+            weights.nan_to_num_(nan=0.0)  # an unsound row, or one without a choice, must not break its neighbours
         if len(nucleus) == len(index):
             keep_nucleus(weights, settings.top_p)
         elif len(nucleus):
