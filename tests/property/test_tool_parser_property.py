@@ -15,7 +15,8 @@ from tokenizer_service.text.tool_parser import StreamingToolParser
 NAMES = frozenset({"get_weather", "f"})
 SYNTAX_LIST = [*SYNTAXES.values(), FORCED_SYNTAX]
 PIECES = [
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "\n", " ", "[", "]", ";", ",", "Hi", "{", "}", '"', "\\", "1e",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "\n", " ", "[", "]", ";", ",", "Hi", "{", "}",
+    '"', "\\", "1e",
     '{"name": "f", "arguments": {"a": [1, "}<tool_call>"]}}', '{"name":"f","parameters":{}}',
     '{"arguments": {"a": "\\u00e9"}, "name": "get_weather"}', '{"name": "other", "arguments": {}}', '"name": "f", ',
     '{"name": "f", "arguments": ', '{"name": "f"}', '{"name": "f", "arguments": {}, "id": [1]}', "null", "true", ": ",
@@ -83,13 +84,14 @@ def test_written_calls_are_read_back(kind: ToolFormat, calls: list[tuple[str, di
 
 
 @settings(max_examples=400, deadline=None)
-@given(text=st.dictionaries(st.text(), JSON, max_size=4).map(json.dumps) | TEXTS, indent=st.booleans())
-@example('{"a": 01}', False)
-@example('{"a": tru}', False)
-@example('{"a": 1,}', False)
-@example('{"a": "\t"}', False)
-@example('{"a": "\\x"}', False)
-def test_the_scanner_knows_json_objects_as_the_library_does(text: str, indent: bool) -> None:
+@given(text=st.dictionaries(st.text(), JSON, max_size=4).map(json.dumps) | TEXTS)
+@example('{"a": 01}')
+@example('{"a": tru}')
+@example('{"a": 1,}')
+@example('{"a": "\t"}')
+@example('{"a": "\\x"}')
+def test_the_scanner_knows_json_objects_as_the_library_does(text: str) -> None:
+    text = text.lstrip(" \t\n\r")  # which the library does not skip here
     scanner = JsonScanner()
     end = scanner.scan(text)
     try:
