@@ -14,6 +14,7 @@ from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.core.admission import EngineLimits
+from engine_service.core.kv_events import KvEvent
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import Abort, EngineInfo, EngineReady, RequestTiming, StepReport, Submit
@@ -56,6 +57,8 @@ class EngineHandle:
         self._by_name: dict[str, Submission] = {}
         self._connection: Connection | None = None
         self.draining = asyncio.Event()
+        # Who is told of the prefix cache, after a WatchKvEvents.
+        self.kv_listener: Callable[[Sequence[KvEvent]], None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger()
@@ -176,6 +179,8 @@ class EngineHandle:
         connection.stats = report.stats
         if report.steps:
             connection.last_step = self._clock()
+        if report.kv_events and self.kv_listener is not None:
+            self.kv_listener(report.kv_events)
         timings = {timing.request_id: timing for timing in report.finished}
         for item in report.news:
             live = self._live.get(item.request_id)

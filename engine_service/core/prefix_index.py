@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Protocol
 
+from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, KvEventLog
+
 HashFunction = Callable[[bytes], bytes]
 
 
@@ -30,6 +32,15 @@ class CachedBlock:
         self.salt = salt
         self.indexed = True
         self.children: set[CachedBlock] = set()
+
+    @property
+    def name(self) -> int:
+        """An int64 that stands for the prefix outside of this engine."""
+        return int.from_bytes(self.key[:8], "little", signed=True)
+
+    def stored(self) -> BlockStored:
+        """What is told of this block."""
+        return BlockStored(self.name, None if self.parent is None else self.parent.name, self.token_ids)
 
     def holds(self, parent: "CachedBlock | None", token_ids: tuple[int, ...], salt: str) -> bool:
         """Whether this is exactly that block of that prefix: all is compared, but not the hash."""
@@ -67,6 +78,9 @@ class BlockIndex(Protocol):
     def blocks(self) -> list[int]:
         """All indexed blocks. For checks, not for steps."""
 
+    def watch(self, log: KvEventLog | None) -> None:
+        """Tells `log` from now on, beginning with what is there; None: nobody. Salted blocks are never told."""
+
 
 class PrefixIndex:
     """Hash chain over (parent key, block tokens, salt).
@@ -80,6 +94,7 @@ class PrefixIndex:
         self._hash = hash_function
         self._by_key: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
+        self._log: KvEventLog | None = None
 
     def match(self, token_ids: Sequence[int], salt: str, keys: list[bytes], limit: int) -> list[CachedBlock]:
         found: list[CachedBlock] = []
@@ -113,6 +128,8 @@ class PrefixIndex:
         self._by_key[key] = self._by_block[block] = entry
         if parent is not None:
             parent.children.add(entry)
+        if self._log is not None and not salt:
+            self._log.add((entry.stored(),))
         return entry
 
     def has_key(self, key: bytes) -> bool:
@@ -130,10 +147,19 @@ class PrefixIndex:
             forgotten.extend(entry.children)
             entry.indexed = False
             del self._by_key[entry.key], self._by_block[entry.block]
+        if self._log is not None and not first.salt:
+            self._log.add((BlocksRemoved(tuple(entry.name for entry in forgotten)),))
         return [entry.block for entry in forgotten]
 
     def blocks(self) -> list[int]:
         return list(self._by_block)
+
+    def watch(self, log: KvEventLog | None) -> None:
+        self._log = log
+        if log is not None:
+            # In the order of publication: a parent is there before its children.
+            entries = (entry for entry in self._by_key.values() if not entry.salt)
+            log.add((CacheSnapshot(tuple(entry.stored() for entry in entries)),))
 
     def _tokens(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
         return tuple(token_ids[number * self._block_size : (number + 1) * self._block_size])
@@ -179,3 +205,7 @@ class NullPrefixIndex:
 
     def blocks(self) -> list[int]:
         return []
+
+    def watch(self, log: KvEventLog | None) -> None:
+        if log is not None:
+            log.add((CacheSnapshot(()),))

@@ -11,6 +11,7 @@ from engine_service.core.admission import check_length
 from engine_service.core.block_pool import BlockPool
 from engine_service.core.deadlines import DeadlineQueue
 from engine_service.core.invariants import check_state
+from engine_service.core.kv_events import KvEvent, KvEventLog
 from engine_service.core.kv_manager import KvManager
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.plan import Chunk, Plan, Result
@@ -66,6 +67,7 @@ class Scheduler:
         self._deadlines = DeadlineQueue()
         self._with_news: dict[Request, None] = {}
         self._counters = Counters()
+        self._kv_events = KvEventLog()
         self.last_record: StepRecord | None = None
 
     def submit(self, *samples: Request) -> Refusal | None:
@@ -90,6 +92,14 @@ class Scheduler:
         request = self._live.get(request_id)
         if request is not None:
             self._finish(request, FinishReason.ABORT, error=cause)
+
+    def watch_kv_events(self, is_on: bool) -> None:
+        """From now on `take_kv_events` tells of the prefix cache, beginning with a snapshot; or it is silent."""
+        self._kv_events = KvEventLog()
+        self._kv.index.watch(self._kv_events if is_on else None)
+
+    def take_kv_events(self) -> tuple[KvEvent, ...]:
+        return self._kv_events.take()
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when there is nothing to compute and nothing to tell the worker.

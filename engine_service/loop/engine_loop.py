@@ -13,7 +13,7 @@ from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
 from engine_service.loop.grammar_desk import GrammarDesk
-from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit
+from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit, WatchKvEvents
 from engine_service.loop.request_timings import RequestTimings
 from engine_service.loop.worker_protocol import Worker
 
@@ -105,6 +105,8 @@ class EngineLoop:
                         self._scheduler.abort(request_id, command.cause)
                         if self._grammars is not None:
                             self._grammars.abort(request_id, command.cause)
+                case WatchKvEvents():
+                    self._scheduler.watch_kv_events(command.is_on)
                 case Shutdown():
                     self._is_stopping = True
                 case _:
@@ -157,9 +159,10 @@ class EngineLoop:
         """One message with everything new; none when there is neither news nor a settled step."""
         news = (*self._refused, *self._scheduler.take_news())
         self._refused.clear()
-        if news or steps:
+        kv_events = self._scheduler.take_kv_events()
+        if news or steps or kv_events:
             finished = self._timings.settle(news, self._clock())
-            self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished))
+            self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished, kv_events))
 
 
 def _samples(command: Submit, now: float) -> list[Request]:

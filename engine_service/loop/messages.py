@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from engine_service.core.kv_events import KvEvent
 from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, RequestNews
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
@@ -45,7 +46,14 @@ class Shutdown:
     """The engine process ends now, whatever still runs."""
 
 
-Command = Submit | Abort | Shutdown
+@dataclass(frozen=True, slots=True)
+class WatchKvEvents:
+    """From now on reports tell what happens in the prefix cache, beginning with a snapshot; or no longer."""
+
+    is_on: bool
+
+
+Command = Submit | Abort | WatchKvEvents | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +121,13 @@ class StepReport:
     stats: EngineStats
     steps: tuple[StepTiming, ...] = ()
     finished: tuple[RequestTiming, ...] = ()
+    kv_events: tuple[KvEvent, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
         news = tuple(_plain(item) for item in self.news)
         steps = tuple((step.seconds, step.num_tokens) for step in self.steps)
-        return _rebuild, (news, _stats_values(self.stats), steps, self.finished)
+        return _rebuild, (news, _stats_values(self.stats), steps, self.finished, self.kv_events)
 
 
 def _plain(news: RequestNews) -> tuple[Any, ...]:
@@ -146,7 +155,8 @@ def _rebuild(
     stats: tuple[Any, ...],
     steps: tuple[tuple[float, int], ...],
     finished: tuple[RequestTiming, ...],
+    kv_events: tuple[KvEvent, ...],
 ) -> StepReport:
     # Most news are without log probabilities, and then need none of the work for them.
     rebuilt = tuple(RequestNews(*item) if len(item) == _PLAIN_FIELDS else _news(*item) for item in news)
-    return StepReport(rebuilt, EngineStats(*stats), tuple(StepTiming(*step) for step in steps), finished)
+    return StepReport(rebuilt, EngineStats(*stats), tuple(StepTiming(*step) for step in steps), finished, kv_events)

@@ -5,6 +5,7 @@ Must not know: sockets, gRPC, torch.
 
 from dataclasses import dataclass, field
 
+from engine_service.core.kv_events import KvEventLog
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
@@ -42,10 +43,12 @@ class Outbox:
         self._stats: EngineStats | None = None
         self._steps: list[StepTiming] = []
         self._finished: list[RequestTiming] = []
+        self._kv_events = KvEventLog()
 
     def add(self, report: StepReport) -> None:
         for item in report.news:
             self._news.setdefault(item.request_id, _Unread()).add(item)
+        self._kv_events.add(report.kv_events)
         self._stats = report.stats
         self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
         self._finished.extend(report.finished[: MAX_UNREAD_TIMINGS - len(self._finished)])
@@ -55,6 +58,6 @@ class Outbox:
         if self._stats is None:
             return None
         news = tuple(unread.news(request_id) for request_id, unread in self._news.items())
-        report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished))
+        report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished), self._kv_events.take())
         self._news, self._stats, self._steps, self._finished = {}, None, [], []
         return report

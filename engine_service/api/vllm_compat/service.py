@@ -4,6 +4,7 @@ A facade: it translates, and decides nothing. Must not know: torch, how the engi
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.live_request import LiveRequest
 from engine_service.api.vllm_compat.generation import Context, Generation
 from engine_service.api.vllm_compat.info import LoadReporter, model_info, server_info
+from engine_service.api.vllm_compat.kv_batches import BatchWriter, has_gap
+from engine_service.api.vllm_compat.kv_feed import MAX_SUBSCRIPTIONS, KvFeed
 from engine_service.api.vllm_compat.model_cache import ModelCache
 from engine_service.api.vllm_compat.model_files import BundleTooLarge
 from engine_service.api.vllm_compat.request import token_request, with_gateway_fields
@@ -49,6 +52,7 @@ class VllmEngineService:
         self._started = clock()
         self._loads = LoadReporter(engine_version, clock)
         self._files = ModelCache()
+        self._kv_feed = KvFeed(handle)
 
     async def health_check(
         self, _request: vllm_pb2.HealthCheckRequest, context: Context
@@ -106,6 +110,26 @@ class VllmEngineService:
             sha256 = bundle.sha256 if end >= len(bundle.data) else ""
             await context.write(common_pb2.GetTokenizerChunk(data=bundle.data[start:end], sha256=sha256))
 
+    async def subscribe_kv_events(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
+        """Begins with what is cached now. Nothing is kept for replay: a stream cannot be taken up again."""
+        if request.start_sequence_number:
+            message = f"batches after {request.start_sequence_number:,} are not kept: subscribe from 0"
+            await statuses.abort(context, grpc.StatusCode.OUT_OF_RANGE, message)
+        connection = await self._running_engine(context)
+        if self._kv_feed.is_full:
+            message = f"{MAX_SUBSCRIPTIONS} streams of KV events are open, the most there may be"
+            await statuses.abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        # An idle stream without headers looks like a dead engine.
+        await context.send_initial_metadata(())
+        with self._kv_feed.subscribed(connection) as subscription:
+            writer = BatchWriter(time.time)
+            while events := await subscription.take():
+                if has_gap(events):
+                    await statuses.abort(context, grpc.StatusCode.DATA_LOSS, "events were lost: subscribe from 0")
+                for batch in writer.batches(events):
+                    await context.write(batch)
+        await errors.abort(context, connection.reason)
+
     async def _running_engine(self, context: Context) -> Connection:
         connection = self._handle.current
         if connection is None:
@@ -130,6 +154,7 @@ def add_to_server(service: VllmEngineService, server: grpc.aio.Server) -> None:
         "GetLoads": _unary(service.get_loads, vllm_pb2.GetLoadsRequest),
         "Abort": _unary(service.abort, vllm_pb2.AbortRequest),
         "Generate": _stream(service.generate, vllm_pb2.GenerateRequest),
+        "SubscribeKvEvents": _stream(service.subscribe_kv_events, common_pb2.SubscribeKvEventsRequest),
         "GetTokenizer": _stream(service.get_tokenizer, common_pb2.GetTokenizerRequest),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
