@@ -7,7 +7,7 @@ from engine_service.core.kv_manager import KvManager
 from engine_service.core.plan import Chunk, NewRequest
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
-from engine_service.core.scheduler_config import MIN_PREFILL_BESIDE_DECODES, SchedulerConfig
+from engine_service.core.scheduler_config import MIN_PREFILL_BESIDE_DECODES, ROWS_PER_TILE, SchedulerConfig
 
 MAX_TIMES_PASSED = 16
 """So many later requests may be admitted before one that does not fit yet; then the queue waits for it."""
@@ -97,12 +97,14 @@ class Planner:
         return prefilling
 
     def _prefill_budget(self, budget: int, decode_tokens: int) -> int:
-        """Prompt tokens that fit beside so many decodes."""
+        """Prompt tokens that fit beside so many decodes: together they are the nearest number of whole tiles."""
         room = budget - decode_tokens
         per_decode = self._config.prefill_per_decode
         if per_decode == 0 or decode_tokens == 0:
             return room
-        return min(room, max(MIN_PREFILL_BESIDE_DECODES, per_decode * decode_tokens))
+        rows = (1 + per_decode) * decode_tokens
+        tiles = max(1, (rows + ROWS_PER_TILE // 2 - 1) // ROWS_PER_TILE)
+        return min(room, max(MIN_PREFILL_BESIDE_DECODES, tiles * ROWS_PER_TILE - decode_tokens))
 
     def _grow(self, request: Request, draft: StepDraft) -> tuple[int, ...]:
         """A block for the request, taken from lower-ranked ones if need be; nothing if it has to wait.

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from engine_service.core.admission import servable_model_len
 
-MIN_PREFILL_BESIDE_DECODES = 24
-"""Enough to make a step worth its overhead, and with few decodes still a short one."""
+MIN_PREFILL_BESIDE_DECODES = 16
+"""Enough for a prompt to move on in every step."""
+
+ROWS_PER_TILE = 32
+"""Matrix products take rows in tiles, and a tile that is not full costs as much as a full one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class SchedulerConfig:
     `step_token_budget` bounds the tokens of a step, `prefill_chunk_size` those of one request in a step.
     `max_model_len` bounds prompt plus completion and must fit the pool (see `servable_model_len`).
     `prefill_per_decode` bounds the prompt tokens of a step that also decodes, so that a long prompt does not hold up
-    the streams that run: so many for each decode, and MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound.
+    the streams that run: so many for each decode, such that the step's rows are whole tiles, and
+    MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound.
     """
 
     block_size: int
