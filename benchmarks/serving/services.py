@@ -31,10 +31,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Both services, ready: addresses of the two."""
+    """Both services, ready: addresses of the two, and the base URL of the HTTP endpoint."""
 
     engine: Engine
     tokenizer: str
+    url: str
     version: str
 
 
@@ -68,10 +69,10 @@ async def start_services(
     flags = ("--engine", engine.address, "--http-port", "0", *tokenizer_flags)
     process = _service("tokenizer_service", log.with_suffix(".tokenizer.log"), model, flags, environment)
     started(process)
-    port = int(str((await _event(process, "listening", deadline))["grpc_port"]))
-    target = f"127.0.0.1:{port}"
+    listening = await _event(process, "listening", deadline)
+    target = f"127.0.0.1:{listening['grpc_port']}"
     await _wait_until_serving(target, process, deadline)
-    return Services(engine, target, engine.version)
+    return Services(engine, target, f"http://127.0.0.1:{listening['http_port']}", engine.version)
 
 
 def _service(module: str, log: Path, model: Path, flags: Sequence[str], environment: Mapping[str, str]) -> GroupProcess:

@@ -18,6 +18,7 @@ class Kind(Enum):
     server. `driver`: an engine without a server, in a process that speaks the driver protocol."""
 
     TOKENWIRE = "tokenwire"
+    TOKENWIRE_HTTP = "tokenwire-http"
     ENGINE = "tokenwire-engine"
     HTTP = "http"
     DRIVER = "driver"
@@ -94,7 +95,7 @@ def with_port(command: Sequence[str], port: int) -> list[str]:
 
 def with_engine_flags(spec: Spec, flags: tuple[str, ...]) -> Spec:
     """The target with more flags of the engine, where it is one of ours."""
-    if spec.kind in (Kind.TOKENWIRE, Kind.ENGINE):
+    if spec.kind in (Kind.TOKENWIRE, Kind.TOKENWIRE_HTTP, Kind.ENGINE):
         return replace(spec, engine_flags=spec.engine_flags + flags)
     is_ours = any("inprocess_driver" in part for part in spec.command)
     return replace(spec, command=spec.command + flags) if is_ours else spec

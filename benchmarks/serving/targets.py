@@ -111,6 +111,11 @@ async def _start(spec: Spec, model: Path, log: Path, processes: list[GroupProces
                 model, log, spec.engine_flags, spec.tokenizer_flags, environment, deadline, processes.append
             )
             return ServedTarget(tuple(processes), lambda: tokenizer_client(services.tokenizer), services.version)
+        case Kind.TOKENWIRE_HTTP:
+            services = await start_services(
+                model, log, spec.engine_flags, spec.tokenizer_flags, environment, deadline, processes.append
+            )
+            return ServedTarget(tuple(processes), lambda: http_client(services.url, spec.body), services.version)
         case Kind.ENGINE:
             engine = await start_engine(model, log, spec.engine_flags, environment, deadline, processes.append)
             return ServedTarget(tuple(processes), lambda: engine_client(engine.address), engine.version)
