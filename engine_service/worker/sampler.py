@@ -232,13 +232,14 @@ def _draw_from_top(
 def _ordered_candidates(logits: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values and ids [R, candidates] by falling logit and rising id, and how many are certain [R].
 
-    `topk` chooses freely among logits equal to its last one, so only those above it are certain.
+    `topk` chooses freely among logits equal to its last one, so only those above it are certain; but where that is
+    -inf, as in a row whose mask leaves few tokens, whatever else there is has no weight either.
     """
     if candidates == logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids, torch.full((logits.shape[0],), candidates, device=logits.device)
     values, ids = logits.topk(candidates)
-    trusted = (values > values[:, -1:]).sum(-1)
+    trusted = (values > values[:, -1:]).sum(-1).masked_fill_(values[:, -1] == float("-inf"), candidates)
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order), trusted

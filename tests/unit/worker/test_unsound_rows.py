@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_service.worker.sampler import Sampler
+from engine_service.worker.sampler import Sampler, _draw_from_top, _Settings
 from engine_service.worker.sampling_rows import SamplingRows, TokenMasks
 
 VOCAB = 512
@@ -47,3 +47,20 @@ def test_a_mask_of_nothing_leaves_its_row_without_a_choice(top_k: int, top_p: fl
     assert sampled.has_choice is not None
     assert (sampled.sound & sampled.has_choice).tolist() == [True, False, False, True]
     assert sampled.token_ids.tolist() == [expected[0], 0, 0, expected[3]]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("left", [1, 3, 19, 63])
+def test_a_row_with_fewer_tokens_left_than_top_k_needs_no_order_of_all(left: int, top_p: float) -> None:
+    """Sorting a whole vocabulary for each row of a grammar would take most of a step."""
+    logits = torch.full((1, VOCAB), -float("inf"))
+    places = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(left))[:left]
+    logits[0, places] = torch.randn(left, generator=torch.Generator().manual_seed(3))
+    largest = logits.max(dim=1).values
+    for uniform in np.linspace(0.0, 0.999, 40):
+        columns = (torch.tensor([[value]]) for value in (0.7, 20, top_p, 0.0, uniform))
+        settings = _Settings(*columns)
+        short, is_enough = _draw_from_top(logits, largest, settings, 64)
+        whole, _ = _draw_from_top(logits, largest, settings, VOCAB)
+        assert bool(is_enough)
+        assert short.tolist() == whole.tolist()
