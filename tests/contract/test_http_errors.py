@@ -56,6 +56,7 @@ HOSTILE: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"prompt": "a", "temperature": -0.1}, 400, "temperature"),
     (COMPLETIONS, {"prompt": "a", "top_p": 0}, 400, "top_p"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"49152": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["b", "c", "d " * 99]}, 400, "bad_words[2]"),
     (COMPLETIONS, {"prompt": "a", "model": "gpt-4"}, 404, "model"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "model": "gpt-4"}, 404, "model"),
     (COMPLETIONS, {"prompt": [49152], "echo": True}, 400, "prompt"),

@@ -76,6 +76,21 @@ async def test_what_is_no_http(sent: bytes) -> None:
         assert (await answer_of(r))[0] == 400
 
 
+async def test_a_body_beside_an_offer_of_http_2_is_read() -> None:
+    """As Java's own client sends it; the connection goes on in HTTP/1.1 and serves the next request too."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    body = json.dumps({"prompt": "\nUpgrade: a"}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    async with running(default_model(), hello) as service, connection(service) as (r, w), asyncio.timeout(10):
+        plain = head + b"content-length: %d\r\n\r\n" % len(body) + body
+        answers = []
+        for sent in (plain, plain.replace(b"host: x\r\n", offer), plain):
+            w.write(sent)
+            answers.append(await r.readuntil(b"}"))
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        assert len({answer.partition(b"\r\n\r\n")[2] for answer in answers}) == 1
+
+
 async def test_a_body_that_does_not_come() -> None:
     async with running(default_model(), hello, http_body_timeout=0.2) as service, connection(service) as (r, w):
         w.write(HEAD + b"content-length: 100\r\n\r\n{")

@@ -20,8 +20,8 @@ MAX_BAD_WORDS = 128
 class StreamOptions(Fields):
     """`include_obfuscation` changes nothing: answers are not padded."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

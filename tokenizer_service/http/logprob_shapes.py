@@ -47,7 +47,8 @@ class CompletionLogprobs:
     """`choices[].logprobs` of one choice of completions.
 
     `text_offset` counts characters from the start of the choice's text. Only an echoed prompt has a token without
-    a log probability, its first; `first_text` is that token's text.
+    a log probability, its first; `first_text` is that token's text. The token itself is among `top_logprobs`, whatever
+    its rank, as OpenAI has it.
     """
 
     def __init__(self, first_text: str = "") -> None:
@@ -72,8 +73,16 @@ class CompletionLogprobs:
             return
         made["tokens"].append(token_text(item.token))
         made["token_logprobs"].append(item.logprob)
-        made["top_logprobs"].append({token_text(other.token): other.logprob for other in top} or None)
+        made["top_logprobs"].append(_by_text([*top, item]))
         self._characters += len(self._decoder.decode(item.token))
+
+
+def _by_text(ranked: Sequence[TextLogprob]) -> dict[str, float]:
+    """Of tokens with the same text (parts of characters) the most likely."""
+    made = dict[str, float]()
+    for item in ranked:
+        made.setdefault(token_text(item.token), item.logprob)
+    return made
 
 
 def first_token_text(prompt: str, positions: Iterable[TextPositionLogprobs]) -> str:

@@ -4,6 +4,7 @@ Must not know: the application.
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizer_service.http.errors import HttpError
 from tokenizer_service.http.exchange import ABORT
 
 _LINGER_S = 1.0
+_UPGRADE = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,7 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None or self.transport.is_closing():
             return
-        super().data_received(data)
+        super().data_received(data if self._is_in_body else _without_upgrade(data))
         if self._header_timer is None:
             return
         self._header_bytes += len(data)
@@ -68,7 +71,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._headers_done()
+        self._is_in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HttpError(400, "the request is not valid HTTP/1.1"))
@@ -109,3 +117,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
         self.transport.write_eof()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Clients that would rather speak HTTP/2 offer it in a header; the parser ends at it and loses the body."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\nx-upgrade", head) + end + rest

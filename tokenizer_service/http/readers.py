@@ -26,6 +26,7 @@ from tokenizer_service.http.generation_fields import GenerationFields, SampledFi
 from tokenizer_service.http.response_fields import RESPONSE_NAMES, ResponseFields, response_prompt, response_sampling
 from tokenizer_service.http.responses import ResponseAnswer, ResponseFacts, ResponseStream
 from tokenizer_service.sessions.request import GenerationOptions, Prompt, RequestDraft, TextPrompt
+from tokenizer_service.sessions.sampling_rules import MAX_BAD_WORD_TOKENS
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.sessions.validation import check_model
 
@@ -98,6 +99,8 @@ class Readers:
                 ids = await self.texts.tokenize(TextPrompt(form, add_special_tokens=False), tuple)
                 if isinstance(ids, Refusal):
                     return http_error(ids, FieldNames({"text": f"bad_words[{place}]"}))
+                if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
+                    return bad_field(f"bad_words[{place}]", f"{len(ids):,} tokens are outside 1..{MAX_BAD_WORD_TOKENS}")
                 bad_words.append(ids)
         return generation_options(fields, sampling, tuple(dict.fromkeys(bad_words)))
 
@@ -139,8 +142,8 @@ class Readers:
             created=int(self.clock()),
             model=self.model_name,
             n=fields.n or 1,
-            include_usage=usage is not None and (usage.include_usage or usage.continuous_usage_stats),
-            continuous_usage=usage is not None and usage.continuous_usage_stats,
+            include_usage=usage is not None and bool(usage.include_usage or usage.continuous_usage_stats),
+            continuous_usage=usage is not None and bool(usage.continuous_usage_stats),
             with_logprobs=with_logprobs,
             with_token_ids=fields.return_token_ids,
         )

@@ -112,6 +112,11 @@ def test_continuing_the_last_message_opens_no_turn() -> None:
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (False, True)
 
 
+def test_a_null_in_the_stream_options_is_not_set() -> None:
+    made = chat_prompt(chat(stream=True, stream_options={"include_usage": None, "continuous_usage_stats": None}))
+    assert isinstance(made, ConversationPrompt)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
