@@ -72,6 +72,11 @@ class Call:
     def on_stop_string(self) -> None:
         self.metrics.stop_string_cancels.inc()
 
+    @property
+    def completion_tokens(self) -> int:
+        """Of all samples, also of those that have not ended."""
+        return max(self.tokens, self.end.usage.completion_tokens if self.end else 0)
+
     def fields(self) -> dict[str, Any]:
         """What the log line says: counts and times, never text."""
         seconds = {"seconds": round(self.clock() - self.started, 6)}
@@ -82,7 +87,7 @@ class Call:
         reason = self.end.reason.value if self.end else None
         return seconds | {
             "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
+            "completion_tokens": self.completion_tokens,
             "cached_tokens": usage.cached_tokens,
             "finish_reason": reason,
             "first_token_seconds": first,
@@ -166,9 +171,8 @@ class CallRunner:
         self.metrics.requests.labels(method=call.method, code=code).inc()
         if call.prompt_tokens is not None:
             self.metrics.request_seconds.observe(call.clock() - call.started)
-            usage = call.end.usage if call.end else None
             self.metrics.prompt_tokens.inc(call.prompt_tokens)
-            self.metrics.generated_tokens.inc(usage.completion_tokens if usage else call.tokens)
+            self.metrics.generated_tokens.inc(call.completion_tokens)
         _log.info("request_end", method=call.method, code=code, request_id=call.request_id, **call.fields())
 
 
