@@ -141,7 +141,7 @@ CASES = {
 def test_company_changes_nothing(
     name: str, folder: Path, alone: tuple[str, list[Answer]], expected: list[list[int]]
 ) -> None:
-    """Log probabilities too: to the bit where the backend's logits do not depend on the batch."""
+    """Log probabilities too (B061): to the bit where the backend's logits do not depend on the batch."""
     case, (backend, by_itself) = CASES[name], alone
     run = EngineRun(case.size, folder, backend)
     for _ in range(case.rounds):
