@@ -134,7 +134,6 @@ HOSTILE_TEMPLATES = [
     "{{ messages[0].update({'content': 'x'}) }}",
     "{{ raise_exception.__globals__ }}",
     "{% for i in range(10**9) %}{{ messages[0].content }}{% endfor %}",
-    "{{ 'x' * 10**10 }}",
 ]
 
 
