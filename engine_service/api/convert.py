@@ -3,7 +3,8 @@
 Must not know: gRPC calls, validation, what is running.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from engine_service.api.errors import grpc_status
 from engine_service.api.live_request import Unread
@@ -14,6 +15,9 @@ from engine_service.loop.messages import EngineInfo
 from tokenwire.common.v1 import logprobs_pb2, outcome_pb2, sampling_pb2
 from tokenwire.engine.v1 import engine_pb2
 
+# A few milliseconds' worth: a long prompt has hundreds of thousands of log probabilities.
+_POSITIONS_AT_ONCE = 32
+
 _REASON = {
     FinishReason.STOP: outcome_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: outcome_pb2.FINISH_REASON_LENGTH,
@@ -23,7 +27,7 @@ _REASON = {
 
 
 def generate_response(unread: Unread, seed: int, index: int) -> engine_pb2.GenerateResponse:
-    """The news of one sample."""
+    """The news of one sample, without the log probabilities of its prompt."""
     finish = None if unread.finish is None else finish_message(unread.finish, seed)
     message = engine_pb2.GenerateResponse(token_ids=unread.token_ids, finish=finish, index=index)
     _add_logprobs(message, unread)
@@ -31,7 +35,7 @@ def generate_response(unread: Unread, seed: int, index: int) -> engine_pb2.Gener
 
 
 def request_output(handle: int, unread: Unread, seed: int, index: int) -> engine_pb2.RequestOutput:
-    """The news of one sample of a session's request."""
+    """The news of one sample of a session's request, without the log probabilities of its prompt."""
     finish = None if unread.finish is None else finish_message(unread.finish, seed)
     message = engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish, index=index)
     _add_logprobs(message, unread)
@@ -41,8 +45,15 @@ def request_output(handle: int, unread: Unread, seed: int, index: int) -> engine
 def _add_logprobs(message: engine_pb2.GenerateResponse | engine_pb2.RequestOutput, unread: Unread) -> None:
     if unread.logprobs:
         message.logprobs.extend(logprobs_messages(unread.logprobs))
-    if unread.prompt_logprobs:
-        message.prompt_logprobs.extend(logprobs_messages(unread.prompt_logprobs))
+
+
+async def add_prompt_logprobs(
+    message: engine_pb2.GenerateResponse | engine_pb2.RequestOutput, entries: Sequence[PositionLogprobs]
+) -> None:
+    """In parts, between which others have their turn."""
+    for begin in range(0, len(entries), _POSITIONS_AT_ONCE):
+        message.prompt_logprobs.extend(logprobs_messages(entries[begin : begin + _POSITIONS_AT_ONCE]))
+        await asyncio.sleep(0)
 
 
 def finish_message(finish: Finish, seed: int) -> engine_pb2.Finish:

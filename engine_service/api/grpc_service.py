@@ -11,7 +11,7 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
-from engine_service.api.convert import generate_response, load_message, model_info_message
+from engine_service.api.convert import add_prompt_logprobs, generate_response, load_message, model_info_message
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.session import Session
@@ -79,7 +79,9 @@ class EngineService:
             # A refusal before the first token is a status alone.
             is_refusal = finish is not None and finish.error is not None and finish.completion_tokens == 0
             if (unread.token_ids or finish is not None) and not is_refusal:
-                await context.write(generate_response(unread, live.seed, live.index))
+                message = generate_response(unread, live.seed, live.index)
+                await add_prompt_logprobs(message, unread.prompt_logprobs)
+                await context.write(message)
             if finish is not None:
                 num_open -= 1
                 error = error or finish.error

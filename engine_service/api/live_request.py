@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine_service.core.family import seed_of
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
+from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.sampling import SamplingParams
 
 Wake = Callable[["LiveRequest"], None]
@@ -26,7 +27,14 @@ class Unread:
     @property
     def num_logprobs(self) -> int:
         """Log probabilities in it, all positions together."""
-        return sum(1 + len(entry.top) for entries in (self.logprobs, self.prompt_logprobs) for entry in entries)
+        return sum(1 + len(entry.top) for entry in self.logprobs) + _count(self.prompt_logprobs)
+
+
+def _count(entries: Sequence[PositionLogprobs]) -> int:
+    """Log probabilities at all positions together."""
+    if isinstance(entries, PackedLogprobs):
+        return entries.num_logprobs
+    return sum(1 + len(entry.top) for entry in entries)
 
 
 class LiveRequest:
@@ -57,7 +65,7 @@ class LiveRequest:
         self._wake = wake
         self._unread: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
-        self._prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+        self._prompt_logprobs: Sequence[PositionLogprobs] = ()
         self._num_given = 0
         self._finish: Finish | None = None
         self._is_cut = False
@@ -65,6 +73,10 @@ class LiveRequest:
     @property
     def unread_tokens(self) -> int:
         return len(self._unread)
+
+    @property
+    def unread_prompt_logprobs(self) -> int:
+        return _count(self._prompt_logprobs)
 
     @property
     def num_received(self) -> int:
@@ -83,7 +95,7 @@ class LiveRequest:
             self._unread.extend(news.token_ids)
             if news.logprobs or news.prompt_logprobs:
                 self._logprobs.extend(news.logprobs)
-                self._prompt_logprobs += news.prompt_logprobs
+                self._prompt_logprobs = news.prompt_logprobs or self._prompt_logprobs  # they come once
         if finish is not None:
             self._finish = replace(finish, completion_tokens=self._num_given) if self._is_cut else finish
         if (self._unread or finish is not None) and not had_unread:

@@ -12,7 +12,7 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
-from engine_service.api.convert import request_output
+from engine_service.api.convert import add_prompt_logprobs, request_output
 from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.live_request import Submission, Unread
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
@@ -21,6 +21,8 @@ from tokenwire.engine.v1 import engine_pb2
 
 # Past this many samples with unread news, commands wait until the client has read some.
 MAX_UNREAD_OUTPUTS = 8192
+# And past this many log probabilities of prompts, which are not bounded for each request by itself.
+MAX_UNREAD_PROMPT_LOGPROBS = 4_000_000
 # Keeps a merged message well below the transport's limit.
 MAX_TOKENS_PER_MESSAGE = 262_144
 _TOKENS_PER_LOGPROB = 4  # about as many bytes
@@ -40,6 +42,9 @@ class _News(Protocol):
     @property
     def index(self) -> int: ...
 
+    @property
+    def unread_prompt_logprobs(self) -> int: ...
+
     def take(self) -> Unread: ...
 
 
@@ -48,6 +53,7 @@ class _Refused:
 
     seed = 0
     index = 0
+    unread_prompt_logprobs = 0
 
     def __init__(self, prompt_tokens: int, refusal: Refusal) -> None:
         self._finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
@@ -75,6 +81,8 @@ class Session:
         self._live: dict[int, Submission] = {}
         self._num_untold: dict[int, int] = {}  # handle -> samples whose finish has not been sent
         self._unread: dict[_News, int] = {}  # -> handle
+        self._unread_prompts: dict[_News, int] = {}  # -> log probabilities; they are there at the first news
+        self._num_unread_prompt = 0
         self._has_news = asyncio.Event()
         self._must_say_draining = False
         self._has_room = asyncio.Event()
@@ -195,8 +203,15 @@ class Session:
         self._unread[news] = handle
         self._has_news.set()
         self._all_written.clear()
-        if len(self._unread) > MAX_UNREAD_OUTPUTS:
+        count = news.unread_prompt_logprobs
+        if count and news not in self._unread_prompts:
+            self._unread_prompts[news] = count
+            self._num_unread_prompt += count
+        if self._is_full():
             self._has_room.clear()
+
+    def _is_full(self) -> bool:
+        return len(self._unread) > MAX_UNREAD_OUTPUTS or self._num_unread_prompt > MAX_UNREAD_PROMPT_LOGPROBS
 
     async def _write_outputs(self) -> None:
         while True:
@@ -204,33 +219,35 @@ class Session:
             if self._must_say_draining:
                 self._must_say_draining = False
                 await self._context.write(engine_pb2.SessionResponse(draining=engine_pb2.EngineDraining()))
-            outputs = self._take_outputs()
-            if outputs:
-                step = engine_pb2.StepOutputs(outputs=outputs)
-                await self._context.write(engine_pb2.SessionResponse(step=step))
+            response = engine_pb2.SessionResponse()
+            await self._add_outputs(response.step)
+            if response.step.outputs:
+                await self._context.write(response)
             if not self._unread:
                 self._all_written.set()
 
-    def _take_outputs(self) -> list[engine_pb2.RequestOutput]:
+    async def _add_outputs(self, step: engine_pb2.StepOutputs) -> None:
         """The news of all handles; the rest stays for the next message when there is very much of it."""
-        outputs: list[engine_pb2.RequestOutput] = []
+        outputs = step.outputs
         num_tokens = 0
         while self._unread and num_tokens < MAX_TOKENS_PER_MESSAGE:
             news = next(iter(self._unread))
             handle = self._unread.pop(news)
+            self._num_unread_prompt -= self._unread_prompts.pop(news, 0)
             unread = news.take()
             num_tokens += len(unread.token_ids)
             if unread.logprobs or unread.prompt_logprobs:
                 num_tokens += _TOKENS_PER_LOGPROB * unread.num_logprobs
             if unread.token_ids or unread.finish is not None:
                 outputs.append(request_output(handle, unread, news.seed, news.index))
+                if unread.prompt_logprobs:
+                    await add_prompt_logprobs(outputs[-1], unread.prompt_logprobs)
             if unread.finish is not None:
                 self._forget_sample(handle)
         if not self._unread:
             self._has_news.clear()
-        if len(self._unread) <= MAX_UNREAD_OUTPUTS:
+        if not self._is_full():
             self._has_room.set()
-        return outputs
 
     def _forget_sample(self, handle: int) -> None:
         """One more finish of this handle has been sent; after the last one it may be used again."""

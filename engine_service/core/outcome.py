@@ -3,6 +3,7 @@
 Must not know: gRPC, protobuf, torch. A refusal is a value, never an exception.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -75,4 +76,4 @@ class RequestNews(NamedTuple):
     token_ids: tuple[int, ...]
     finish: Finish | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()

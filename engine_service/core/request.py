@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
+from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.prefix_index import CachedBlock
 from engine_service.core.sampling import SamplingParams
 
@@ -110,7 +111,7 @@ class Request:
         self.num_reported = self.prompt_length  # tokens that the client knows
         # Log probabilities that the client does not know yet: of unreported tokens, of the prompt until its end.
         self.logprobs: list[PositionLogprobs] = []
-        self.prompt_logprobs: list[PositionLogprobs] = []
+        self.prompt_logprobs: PackedLogprobs | None = None
         # Waiting: how often a later request was admitted first, and what a refused admission found.
         self.times_passed = 0
         self.free_blocks_wanted = 0
@@ -147,7 +148,7 @@ class Request:
     @property
     def known_prompt_logprobs(self) -> int:
         """So many of the first prompt tokens have their log probabilities. Before the first one there is nothing."""
-        return self.prompt_length if self.num_completion else 1 + len(self.prompt_logprobs)
+        return self.prompt_length if self.num_completion else max(1, len(self.prompt_logprobs or ()))
 
     def take_news(self) -> RequestNews:
         """The tokens since the last call with their log probabilities, and the finish if it came."""
@@ -157,16 +158,23 @@ class Request:
             news = RequestNews(self.request_id, token_ids, self.finish)
         else:
             is_first = self.num_reported == self.prompt_length and bool(token_ids)
-            of_prompt = (_NOTHING_BEFORE, *self.prompt_logprobs) if is_first else ()
             news = RequestNews(
                 self.request_id,
                 token_ids,
                 self.finish,
                 tuple(self.logprobs),
-                of_prompt if sampling.prompt_logprobs is not None else (),
+                self._take_prompt_logprobs() if is_first and sampling.prompt_logprobs is not None else (),
             )
             self.logprobs.clear()
-            if is_first:
-                self.prompt_logprobs.clear()
         self.num_reported = len(self.token_ids)
         return news
+
+    def keep_prompt_logprobs(self, entries: Sequence[PositionLogprobs]) -> None:
+        """Those of the prompt tokens after the ones that are known."""
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = PackedLogprobs((_NOTHING_BEFORE,))
+        self.prompt_logprobs.extend(entries)
+
+    def _take_prompt_logprobs(self) -> Sequence[PositionLogprobs]:
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return (_NOTHING_BEFORE,) if taken is None else taken  # a prompt of one token

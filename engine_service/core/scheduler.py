@@ -254,7 +254,7 @@ class Scheduler:
                 self._live[request_id].logprobs.append(entry)
         for part in result.prompt_logprobs:
             if part.request_id in self._live:
-                self._live[part.request_id].prompt_logprobs.extend(part.entries)
+                self._live[part.request_id].keep_prompt_logprobs(part.entries)
 
     def _settle(self, request: Request, chunk: Chunk, sampled: dict[int, int]) -> None:
         """The chunk's KV exists now; its token, if it sampled one, is appended and judged."""

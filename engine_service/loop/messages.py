@@ -3,6 +3,7 @@
 Must not know: sockets, gRPC, torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -134,7 +135,7 @@ def _plain(news: RequestNews) -> tuple[Any, ...]:
     request_id, token_ids, finish, logprobs, prompt_logprobs = news
     if not logprobs and not prompt_logprobs:
         return request_id, token_ids, finish
-    return request_id, token_ids, finish, tuple(map(tuple, logprobs)), tuple(map(tuple, prompt_logprobs))
+    return request_id, token_ids, finish, tuple(map(tuple, logprobs)), prompt_logprobs
 
 
 def _news(
@@ -142,12 +143,10 @@ def _news(
     token_ids: tuple[int, ...],
     finish: Finish | None,
     logprobs: tuple[tuple[Any, ...], ...] = (),
-    prompt_logprobs: tuple[tuple[Any, ...], ...] = (),
+    prompt_logprobs: Sequence[PositionLogprobs] = (),
 ) -> RequestNews:
-    per_token, per_prompt_token = (
-        tuple(PositionLogprobs(*entry) for entry in entries) for entries in (logprobs, prompt_logprobs)
-    )
-    return RequestNews(request_id, token_ids, finish, per_token, per_prompt_token)
+    per_token = tuple(PositionLogprobs(*entry) for entry in logprobs)
+    return RequestNews(request_id, token_ids, finish, per_token, prompt_logprobs)
 
 
 def _rebuild(

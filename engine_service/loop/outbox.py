@@ -3,6 +3,7 @@
 Must not know: sockets, gRPC, torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine_service.core.kv_events import KvEventLog
@@ -19,7 +20,7 @@ class _Unread:
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
 
     def add(self, news: RequestNews) -> None:
         self.token_ids.extend(news.token_ids)
