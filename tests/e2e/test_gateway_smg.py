@@ -237,12 +237,11 @@ async def test_a_prefix_goes_to_the_engine_that_holds_it(
             for holder, topic in ((engine, " tides"), (other, " bread"), (engine, " chess")):
                 prompt = topic * 200
                 await warm(holder, succ, prompt)
-                before = (await load(holder)).prompt_tokens_total
+                before = (await load(holder)).cached_tokens_total
                 for tail in range(6):
-                    answer = await gateway.http.post("/v1/completions", json=completion(prompt=f"{prompt} {tail}"))
-                    details = answer.json()["usage"]["prompt_tokens_details"]
-                    assert details["cached_tokens"] >= 192, (version, topic, tail, details)
-                assert 0 < (await load(holder)).prompt_tokens_total - before < 6 * 64
+                    body = completion(prompt=f"{prompt} {tail}")
+                    assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
+                assert (await load(holder)).cached_tokens_total - before >= 6 * 192, (version, topic)
 
 
 async def warm(engine: EngineProcess, folder: Path, prompt: str) -> None:
