@@ -48,6 +48,13 @@ async def play(request: fe.FakeRequest) -> None:
     await request.play([], eos=2)
 
 
+async def talk(request: fe.FakeRequest) -> None:
+    """A token every few milliseconds until it is cancelled: as fast as possible would leave the browser no CPU."""
+    while not request.cancelled.is_set():
+        await request.send([1000])
+        await asyncio.sleep(0.01)
+
+
 async def test_a_chat_with_its_figures(tmp_path: Path) -> None:
     async with running(default_model(), play) as service, page_of(service, tmp_path) as (page, complaints):
         await expect(page.locator("#model")).to_have_text("smollm2-135m-instruct · 8,192 tokens")
@@ -72,7 +79,7 @@ async def test_a_chat_with_its_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["button", "key"])
 async def test_stopping_cancels_in_the_engine(tmp_path: Path, how: str) -> None:
     async with (
-        running(default_model(), fe.chain_until_cancelled) as service,
+        running(default_model(), talk) as service,
         page_of(service, tmp_path) as (page, complaints),
     ):
         await page.locator("#prompt").fill("Hello\nthere")
@@ -88,9 +95,25 @@ async def test_stopping_cancels_in_the_engine(tmp_path: Path, how: str) -> None:
         assert complaints == []
 
 
+async def test_a_new_chat_takes_nothing_from_the_one_that_it_breaks_off(tmp_path: Path) -> None:
+    async with (
+        running(default_model(), talk) as service,
+        page_of(service, tmp_path) as (page, _),
+    ):
+        for number in (1, 2):
+            await page.locator("#prompt").fill("Hello")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("article.live span")).not_to_be_empty()
+            await page.locator("#new").click()
+            await service.engine.wait_until(lambda number=number: service.engine.num_cancelled == number)  # type: ignore[misc]
+            await expect(page.locator("#send")).to_be_enabled()
+        first, second = service.engine.requests
+        assert list(first.prompt) == list(second.prompt)
+
+
 async def test_a_failure_in_mid_stream_is_shown(tmp_path: Path) -> None:
     async with (
-        running(default_model(), fe.chain_until_cancelled) as service,
+        running(default_model(), talk) as service,
         page_of(service, tmp_path) as (page, _),
     ):
         await page.locator("#prompt").fill("Hello")
