@@ -28,6 +28,7 @@ class Local:
             "TOKENWIRE_ENGINE_MODEL": str(model),
             "TOKENWIRE_ENGINE_NUM_BLOCKS": "64",
             "TOKENWIRE_TOKENIZER_MODEL": str(model),
+            "TOKENWIRE_TOKENIZER_HTTP_PORT": "0",
             **{f"TOKENWIRE_{s}_{p}": "0" for s in ("ENGINE", "TOKENIZER") for p in ("PORT", "METRICS_PORT")},
         }
 
