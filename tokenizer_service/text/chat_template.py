@@ -16,11 +16,11 @@ from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.loading import read_json
 from tokenizer_service.text.template_data import Data
+from tokenizer_service.text.template_sandbox import TemplateSandbox
 
 # Put after the final message to find its end; two noncharacters, which no text of people has, and a space that
 # shows whether the template keeps the space at the end of a message.
@@ -164,10 +164,8 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment(now: Callable[[], datetime]) -> TemplateSandbox:
+    environment = TemplateSandbox([_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
