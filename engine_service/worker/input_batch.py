@@ -78,6 +78,7 @@ class InputBatch:
         self._min_p = np.zeros(rows, dtype=np.float32)
         # Only rows that ask for it have an entry: the others pay nothing.
         self._rules: dict[int, RowRules] = {}
+        self._newest: tuple[object, RowRules | None] = ((), None)
         self._num_logprobs: dict[int, int] = {}
         self._scored: dict[int, ScoredPrompt] = {}
 
@@ -144,7 +145,7 @@ class InputBatch:
         stops = stop_tokens(sampling, self._eos)
         known = sorted(token for token in stops if 0 <= token < self._limits.vocab_size)
         self._stop_ids[row] = np.array(known, dtype=np.int64)
-        rules = make_row_rules(sampling, request.prompt_length, self._limits.vocab_size, self._device)
+        rules = self._row_rules(request)
         if rules is not None:
             self._rules[row] = rules
         if sampling.logprobs is not None:
@@ -152,6 +153,25 @@ class InputBatch:
         first = max(1, request.known_prompt_logprobs)  # nothing comes before the first prompt token
         if sampling.prompt_logprobs is not None and first < request.prompt_length:
             self._scored[row] = ScoredPrompt(first, request.prompt_length, sampling.prompt_logprobs)
+
+    def _row_rules(self, request: NewRequest) -> RowRules | None:
+        """Samples of one prompt have the same rules: those of a request are kept until one comes with others, because
+        rules about a whole vocabulary take as long as a step."""
+        sampling = request.sampling
+        key = (
+            request.prompt_length,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.logit_bias,
+            sampling.bad_words,
+            sampling.banned_token_ids,
+            sampling.allowed_token_ids,
+        )
+        if self._newest[0] != key:
+            rules = make_row_rules(sampling, request.prompt_length, self._limits.vocab_size, self._device)
+            self._newest = (key, rules)
+        return self._newest[1]
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
         if block_ids:
