@@ -207,6 +207,9 @@ class Scheduler:
         """An empty queue takes any prompt, however long."""
         waiting, config = self._roster.waiting, self._config
         tokens = sum(request.prompt_length for request in samples)
+        if len(samples) > config.max_waiting_requests:  # to try again later would not help
+            message = f"n {len(samples):,} exceeds the {config.max_waiting_requests:,} requests that may wait"
+            return Refusal(RefusalCode.INVALID, message, "request.sampling.n")
         if len(waiting) + len(samples) > config.max_waiting_requests:
             more = f", {len(samples)} more would exceed" if len(samples) > 1 else ","
             message = f"{len(waiting):,} requests wait already{more} the limit is {config.max_waiting_requests:,}"

@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, settings_: dict[str, Any], weak_hash: bool) -> None:
         arguments: dict[str, Any] = {"hash_function": lambda data: bytes([sum(data) % 4])} if weak_hash else {}
         self.engine = Engine(config(**settings_), depth=self.depth, **arguments)
+        self.most_waiting: int = settings_["max_waiting_requests"]
         self.requests: dict[int, Request] = {}
         self.prompts: dict[int, list[int]] = {}
         self.streams: dict[int, list[int]] = {}
@@ -98,7 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for together in [items] if are_samples else [[item] for item in items]:
             refusal = self.engine.scheduler.submit(*together)
             if refusal is not None:
-                assert refusal.code is RefusalCode.QUEUE_FULL
+                is_too_many = len(together) > self.most_waiting
+                assert refusal.code is (RefusalCode.INVALID if is_too_many else RefusalCode.QUEUE_FULL)
                 return
             for item in together:
                 self.requests[item.request_id] = item

@@ -144,7 +144,9 @@ def test_the_queue_takes_all_samples_or_none():
     assert engine.scheduler.stats().waiting == 4
     assert engine.scheduler.submit(*samples(11, 2, prompt_of(30))) is None
     engine.run()
-    assert engine.scheduler.submit(*samples(21, 7, prompt_of(1))).code is RefusalCode.QUEUE_FULL
+    refusal = engine.scheduler.submit(*samples(21, 7, prompt_of(1)))
+    assert (refusal.code, refusal.field) == (RefusalCode.INVALID, "request.sampling.n"), "never, not later"
+    assert all(number in refusal.message for number in ("7", "6"))
 
 
 def test_a_live_id_among_samples_is_a_bug_of_the_caller():
