@@ -19,6 +19,8 @@ from tokenizer_service.http.json_body import ClientLeft
 from tokenizer_service.sessions.events import Completed, TextDelta
 from tokenizer_service.sessions.request import RequestDraft
 
+# An answer with the log probabilities of more tokens than these is written in a thread: it takes long.
+_FEW_POSITIONS = 64
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -118,14 +120,23 @@ class GenerationEndpoint(Generic[FieldsT]):
     async def _answer(
         self, exchange: Exchange, job: Job, shape: AnswerShape, names: Callable[[int], FieldNames]
     ) -> None:
+        positions = 0
+
         async def consume(place: int, event: TextDelta | Completed) -> None:
+            nonlocal positions
             shape.add(place, event)
+            if isinstance(event, TextDelta):
+                positions += len(event.logprobs) + len(event.prompt_logprobs)
 
         failed = await self.generations.run(job, consume)
-        if failed is None:
-            await exchange.answer(shape.body())
-        else:
+        if failed is not None:
             await exchange.fail(_error(failed, names))
+            return
+        body = shape.body() if positions <= _FEW_POSITIONS else await exchange.in_thread(shape.body)
+        if isinstance(body, HttpError):
+            await exchange.fail(body)
+        else:
+            await exchange.answer(body)
 
 
 async def _write_event(exchange: Exchange, data: bytes) -> None:

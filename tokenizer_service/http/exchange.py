@@ -75,8 +75,12 @@ class Exchange:
             return body
         if len(body) <= _LARGE_BODY:
             return _parse(kind, body)
-        fields = await self.pool.run(lambda: _parse(kind, body))
-        return http_error(fields, FieldNames()) if isinstance(fields, Refusal) else fields
+        return await self.in_thread(lambda: _parse(kind, body))
+
+    async def in_thread(self, work: Callable[[], T]) -> T | HttpError:
+        """The result of what would hold up the event loop."""
+        result = await self.pool.run(work)
+        return http_error(result, FieldNames()) if isinstance(result, Refusal) else result
 
     async def answer(
         self, body: bytes, *, status: int = 200, content_type: str = _JSON, headers: Mapping[str, str] | None = None
