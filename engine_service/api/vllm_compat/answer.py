@@ -3,6 +3,7 @@
 Must not know: gRPC calls, text, what is running.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from smg_grpc_proto import vllm_engine_pb2 as vllm_pb2
@@ -18,6 +19,10 @@ _REASON = {
 }
 
 
+# A few milliseconds' worth: a long prompt has hundreds of thousands of log probabilities.
+_POSITIONS_AT_ONCE = 32
+
+
 class SampleAnswer:
     """Joins the news of a sample. `token_ids` are all tokens so far."""
 
@@ -25,14 +30,25 @@ class SampleAnswer:
         self._index = index
         self._prompt_ids = prompt_ids
         self._logprobs: list[PositionLogprobs] = []
-        self._prompt_logprobs: list[PositionLogprobs] = []
-        self._num_told_prompt_logprobs = 0
+        self._num_scored = 0
+        self._prompt_logprobs = vllm_pb2.InputLogProbs()  # not told yet
         self.token_ids: list[int] = []
 
     def add(self, unread: Unread) -> None:
         self.token_ids += unread.token_ids
         self._logprobs += unread.logprobs
-        self._prompt_logprobs += unread.prompt_logprobs
+
+    async def add_prompt_logprobs(self, entries: Sequence[PositionLogprobs]) -> None:
+        """In parts, between which others have their turn."""
+        message = self._prompt_logprobs
+        for begin in range(0, len(entries), _POSITIONS_AT_ONCE):
+            for entry in entries[begin : begin + _POSITIONS_AT_ONCE]:
+                message.token_ids.append(self._prompt_ids[self._num_scored])
+                value = None if entry.token is None else entry.token[1]
+                message.token_logprobs.append(vllm_pb2.InputTokenLogProb(value=value))
+                message.top_logprobs.append(_top(entry))
+                self._num_scored += 1
+            await asyncio.sleep(0)
 
     def cut(self, length: int) -> None:
         """Takes back what follows the first `length` tokens."""
@@ -48,9 +64,9 @@ class SampleAnswer:
         )
         if self._logprobs:
             chunk.output_logprobs.CopyFrom(_output_logprobs(self._logprobs[start:]))
-        told, self._num_told_prompt_logprobs = self._num_told_prompt_logprobs, len(self._prompt_logprobs)
-        if self._num_told_prompt_logprobs > told:
-            chunk.input_logprobs.CopyFrom(_input_logprobs(self._prompt_ids[told:], self._prompt_logprobs[told:]))
+        if self._prompt_logprobs.token_ids:
+            chunk.input_logprobs.CopyFrom(self._prompt_logprobs)
+            self._prompt_logprobs = vllm_pb2.InputLogProbs()
         return vllm_pb2.GenerateResponse(chunk=chunk)
 
     def complete(self, finish: Finish, stop_string: str | None, *, is_stream: bool) -> vllm_pb2.GenerateResponse:
@@ -69,8 +85,8 @@ class SampleAnswer:
             complete.matched_token_id = finish.stop_token_id
         if not is_stream and self._logprobs:
             complete.output_logprobs.CopyFrom(_output_logprobs(self._logprobs))
-        if not is_stream and self._prompt_logprobs:
-            complete.input_logprobs.CopyFrom(_input_logprobs(self._prompt_ids, self._prompt_logprobs))
+        if self._prompt_logprobs.token_ids:
+            complete.input_logprobs.CopyFrom(self._prompt_logprobs)
         return vllm_pb2.GenerateResponse(complete=complete)
 
 
@@ -80,15 +96,6 @@ def _output_logprobs(entries: Iterable[PositionLogprobs]) -> vllm_pb2.OutputLogP
         if entry.token is not None:  # always, for a completion
             message.token_ids.append(entry.token[0])
             message.token_logprobs.append(entry.token[1])
-        message.top_logprobs.append(_top(entry))
-    return message
-
-
-def _input_logprobs(token_ids: Sequence[int], entries: Sequence[PositionLogprobs]) -> vllm_pb2.InputLogProbs:
-    message = vllm_pb2.InputLogProbs(token_ids=token_ids[: len(entries)])
-    for entry in entries:
-        value = None if entry.token is None else entry.token[1]
-        message.token_logprobs.append(vllm_pb2.InputTokenLogProb(value=value))
         message.top_logprobs.append(_top(entry))
     return message
 

@@ -71,6 +71,7 @@ class Generation:
         unread = live.take()
         start = len(answer.token_ids)
         answer.add(unread)
+        await answer.add_prompt_logprobs(unread.prompt_logprobs)
         if watch is not None and watch.found is None:
             self._look_for_stops(live, answer, watch, start)
         if self._is_stream and len(answer.token_ids) > start:

@@ -100,6 +100,21 @@ def test_a_cut_sample_tells_only_what_is_left() -> None:
     assert list(last.output_logprobs.token_logprobs) == [-1.0, -2.0]
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_log_probabilities_of_the_prompt_are_told_once(is_stream: bool) -> None:
+    first, second = PositionLogprobs(None, 0, ()), PositionLogprobs((6, -1.5), 2, ((9, -0.5), (6, -1.5)))
+    answer = SampleAnswer(0, [5, 6])
+    for entry in (first, second):
+        await answer.add_prompt_logprobs([entry])
+    told = answer.chunk(0).chunk.input_logprobs if is_stream else None
+    last = answer.complete(Finish(FinishReason.LENGTH, 2, 0, 0), None, is_stream=is_stream).complete
+    assert last.HasField("input_logprobs") is not is_stream
+    scored = told or last.input_logprobs
+    assert list(scored.token_ids) == [5, 6]
+    assert [value.HasField("value") for value in scored.token_logprobs] == [False, True]
+    assert [list(top.token_ids) for top in scored.top_logprobs] == [[], [6, 9]]
+
+
 def test_a_log_of_events_is_bounded_and_a_snapshot_heals_it() -> None:
     log = KvEventLog(max_events=3)
     log.add(BlocksRemoved((number,)) for number in range(10))
