@@ -64,8 +64,10 @@ def _checked_schema(text: str, limits: GrammarLimits) -> Any:
         schema = json.loads(text)
     except RecursionError:
         raise BadGrammar(f"the schema is nested deeper than {_MAX_DEPTH} levels") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadGrammar(f"the schema is not JSON: {error}") from None
+    except ValueError:
+        raise BadGrammar("a number in the schema has too many digits") from None
     if schema is False:
         raise BadGrammar("the schema `false` allows nothing")
     if schema is True:
