@@ -90,7 +90,8 @@ class StepProfiler:
         """Returns the model when it can tell the times of its stages, else None."""
         batch, runner = self.worker._batch, self.worker._runner
         self._watch.watch(self._scheduler, "plan", "plan")
-        self._watch.watch(batch, "advance", "inputs")
+        self._watch.watch(batch, "take", "inputs")
+        self._watch.watch(batch, "step_input", "inputs")
         self._watch.watch(runner, "run", "forward")
         self._watch.watch(self.worker, "_sample", "sample")
         self._watch.watch(batch, "store", "store")
