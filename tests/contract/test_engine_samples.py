@@ -107,12 +107,13 @@ async def test_abort_by_name_and_the_end_of_the_call_end_all_samples() -> None:
         await until(lambda: service.metric("kv_blocks", state="used") == 0)
 
 
-async def test_samples_that_the_queue_cannot_hold_are_refused_together() -> None:
+async def test_samples_that_the_queue_can_never_hold_are_refused_together() -> None:
+    """For good: "try again later" would be a lie."""
     async with scripted_service(max_waiting_requests=8) as service:
         error = await failure(service.stub.Generate(generate_request([1], 3, n=9)))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "8" in str(error.details())
-        assert service.metric("requests_total", outcome="rejected", code="queue_full") == 1
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == "n 9 exceeds the 8 requests that may wait"
+        assert service.metric("requests_total", outcome="rejected", code="invalid") == 1
         samples = await collect_samples(service.stub.Generate(generate_request([1], 3, n=8)), 8)
         assert [tokens for tokens, _ in samples] == [continuation([1], 3)] * 8
 
