@@ -202,4 +202,5 @@ async def _ending(client: AsyncClient, kind: int) -> None:
     elif kind % 4 == 2:
         await client.generate(FOREVER, Sampling(top_p=0.0)).result()
     else:
-        await client.generate(FOREVER, forever(8000), timeout=0.3).result()
+        # Long enough to reach the service from a crowd, far too short for so many tokens.
+        await client.generate(FOREVER, forever(8000), timeout=2.0).result()
