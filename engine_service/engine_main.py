@@ -41,7 +41,7 @@ from service_runtime.model_files import (
     resolve_model_folder,
     tokenizer_fingerprint,
 )
-from service_runtime.process_tuning import keep_start_up_objects
+from service_runtime.process_tuning import keep_start_up_objects, pause_collection
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,6 +49,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """`python -m engine_service.engine_main N`: N is the descriptor of the engine's end of the mailbox."""
     _live_and_die_with_the_front()
+    pause_collection()
     mailbox = EngineMailbox(socket.socket(fileno=int(sys.argv[1])))
     try:
         config = _receive_config(mailbox)

@@ -9,6 +9,11 @@ import gc
 YOUNG_OBJECTS = 20_000
 
 
+def pause_collection() -> None:
+    """Call first: while a service imports and builds, nearly all it makes is kept, and looking through it is in vain."""
+    gc.disable()
+
+
 def keep_start_up_objects() -> None:
     """Call once everything is built: what exists now is never looked at by the garbage collector again.
 
@@ -17,3 +22,4 @@ def keep_start_up_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+    gc.enable()

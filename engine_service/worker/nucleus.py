@@ -18,7 +18,7 @@ def keep_nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> None:
     """Zeroes, in place, each weight before which top_p of its row's weight or more lies.
 
     `weights` float32 [R, columns] in [0, 1], contiguous, the largest of each row positive; `top_p` float64 [R, 1] in
-    (0, 1].
+    (0, 1): 1 keeps all and needs no bound, which rounding would make cut off weights near 0.
     """
     keys = weights.view(torch.int32) >> _KEY_SHIFT
     ends = _bucket_sums(weights, keys).flip(1).cumsum_(1)
