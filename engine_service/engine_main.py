@@ -55,8 +55,8 @@ def main() -> None:
         config = _receive_config(mailbox)
         configure_logging(level=config.log.level, log_format=config.log.log_format, service="engine")
         loop, ready = _start(config, mailbox)
-        keep_start_up_objects()
         mailbox.send_now(ready)
+        keep_start_up_objects()  # takes a moment, in which the front can say that it serves
         _run(loop, mailbox)
     except FrontGone:
         raise SystemExit(0) from None
