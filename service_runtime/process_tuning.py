@@ -10,7 +10,7 @@ YOUNG_OBJECTS = 20_000
 
 
 def pause_collection() -> None:
-    """Call first: while a service imports and builds, nearly all it makes is kept, and looking through it is in vain."""
+    """Call first: while a service imports and builds, nearly all it makes is kept; looking through it is in vain."""
     gc.disable()
 
 
