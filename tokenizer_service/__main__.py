@@ -42,6 +42,7 @@ from tokenizer_service.http.server import HttpServer
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
 from tokenizer_service.sessions.encode_pool import EncodePool
+from tokenizer_service.sessions.intake import Intake
 from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.prompt_text import PromptEncoder
 from tokenizer_service.sessions.session import ReadLimits
@@ -123,27 +124,22 @@ class TokenizerApp:
     def _new_id(self) -> str:
         return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
 
-    def _servicer(self, texts: TextService) -> TokenizerServicer:
-        return TokenizerServicer(
-            runner=CallRunner(self.admission, self.metrics),
-            texts=texts,
+    def _intake(self) -> Intake:
+        return Intake(
+            texts=self._texts(),
+            admission=self.admission,
             sessions=self.sessions,
             model_name=self._settings.model_name,
-            fingerprint=self._model.fingerprint,
             new_id=self._new_id,
             allow_chat_template=self._settings.allow_chat_template_override,
         )
 
-    def _http_server(self, texts: TextService) -> HttpServer:
+    def _servicer(self, intake: Intake) -> TokenizerServicer:
+        return TokenizerServicer(CallRunner(self.admission, self.metrics), intake, self._model.fingerprint)
+
+    def _http_server(self, intake: Intake) -> HttpServer:
         settings = self._settings
-        generations = Generations(
-            runner=CallRunner(self.admission, self.metrics),
-            texts=texts,
-            sessions=self.sessions,
-            model_name=settings.model_name,
-            new_id=self._new_id,
-            allow_chat_template=settings.allow_chat_template_override,
-        )
+        generations = Generations(CallRunner(self.admission, self.metrics), intake)
         parts = HttpParts(
             generations=generations,
             registry=self.metrics.registry,
@@ -165,8 +161,8 @@ class TokenizerApp:
     async def start(self) -> None:
         """Listens and connects to the engines. Raises PortInUse."""
         settings = self._settings
-        texts = self._texts()
-        add_to_server(self._servicer(texts), self._server)
+        intake = self._intake()
+        add_to_server(self._servicer(intake), self._server)
         await self._health.add_to(self._server)
         self.metrics.watch(
             active_requests=lambda: self.admission.num_active,
@@ -175,7 +171,7 @@ class TokenizerApp:
         )
         self.port = bind(self._server, settings.host, settings.port)
         if settings.http:
-            self._http = self._http_server(texts)
+            self._http = self._http_server(intake)
             self.http_port = self._http.bind(settings.http_host, settings.http_port)
             await self._http.start()
         await self._server.start()

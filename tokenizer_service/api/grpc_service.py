@@ -21,18 +21,12 @@ from tokenizer_service.api.convert import (
 )
 from tokenizer_service.api.responses import StreamResponse, delta_response, last_response, model_message
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid, invalid_field
-from tokenizer_service.engines.router import no_engine
 from tokenizer_service.sessions.conversation_rules import conversation_violations
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
-from tokenizer_service.sessions.live import LiveSessions
-from tokenizer_service.sessions.request import ConversationPrompt, RequestDraft, TextRequest
-from tokenizer_service.sessions.text_service import TextService
-from tokenizer_service.sessions.validation import (
-    MAX_VIOLATIONS,
-    RequestRules,
-    check_model,
-    validate_request,
-)
+from tokenizer_service.sessions.intake import Intake
+from tokenizer_service.sessions.request import ConversationPrompt, RequestDraft
+from tokenizer_service.sessions.session import TextSession
+from tokenizer_service.sessions.validation import MAX_VIOLATIONS, check_model
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
 SERVICE_NAME = "tokenwire.tokenizer.v1.TokenizerService"
@@ -42,18 +36,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerServicer:
-    """The methods of TokenizerService. `model_name` is the only one served; `new_id` makes request ids.
-
-    `allow_chat_template`: a request may bring its own.
-    """
+    """The methods of TokenizerService. `fingerprint` is that of the model's tokenizer."""
 
     runner: CallRunner
-    texts: TextService
-    sessions: LiveSessions
-    model_name: str
+    intake: Intake
     fingerprint: str
-    new_id: Callable[[], str]
-    allow_chat_template: bool = False
 
     async def generate(self, request: pb.GenerateRequest | Malformed, context: Context) -> None:
         serve = partial(self._stream, context, generate_draft, pb.GenerateResponse)
@@ -80,48 +67,13 @@ class TokenizerServicer:
         message: Any,
         call: Call,
     ) -> Refusal | None:
-        request = self._validate(to_draft(message), call)
-        if isinstance(request, Refusal):
-            return request
-        call.request_id = request.request_id
-        refusal = self.runner.admission.claim_id(request.request_id)
-        if refusal is not None:
-            return refusal
-        try:
-            return await self._deliver(request, call, context, kind)
-        finally:
-            self.runner.admission.release_id(request.request_id)
-
-    def _validate(self, draft: RequestDraft, call: Call) -> TextRequest | Refusal:
-        model = self.texts.router.model()
-        if model is None:
-            return check_model(draft.model, self.model_name) or no_engine()
-        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
-        return validate_request(draft, rules, new_id=self.new_id(), deadline=call.deadline)
-
-    async def _deliver(
-        self, request: TextRequest, call: Call, context: Context, kind: type[StreamResponse]
-    ) -> Refusal | None:
-        session = await self.texts.open(request, call)
-        if isinstance(session, Refusal):
-            return session
-        call.prompt_tokens = session.prompt_tokens
-        running = session.num_samples
-        with self.sessions.keep(session):
-            while running:
-                match await session.next_event():
-                    case TextDelta() as delta:
-                        await _write(context, delta_response(kind, delta))
-                    case Completed() as end:
-                        running -= 1
-                        call.on_completed(end)
-                        await _write(context, last_response(kind, request.request_id, end))
-                    case Failed(refusal):
-                        return refusal
-        return None
+        async with self.intake.open(to_draft(message), call) as session:
+            if isinstance(session, Refusal):
+                return session
+            return await _deliver(session, call, context, kind)
 
     async def _tokenize(self, request: pb.TokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.model_name)
+        refusal = check_model(request.model, self.intake.model_name)
         if refusal is not None:
             return refusal
         prompt = tokenize_prompt(request)
@@ -130,30 +82,47 @@ class TokenizerServicer:
         if isinstance(prompt, ConversationPrompt):
             violations = (
                 *misplaced_special_tokens(request, "conversation"),
-                *conversation_violations(prompt, allow_chat_template=self.allow_chat_template, prefix="conversation."),
+                *conversation_violations(
+                    prompt, allow_chat_template=self.intake.allow_chat_template, prefix="conversation."
+                ),
             )
             if violations:
                 return invalid(violations[:MAX_VIOLATIONS])
-        answer = await self.texts.tokenize(prompt, _serialized_ids)
+        answer = await self.intake.texts.tokenize(prompt, _serialized_ids)
         return _rename_fields(answer) if isinstance(answer, Refusal) else answer
 
     async def _detokenize(self, request: pb.DetokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.model_name)
+        refusal = check_model(request.model, self.intake.model_name)
         if refusal is not None:
             return refusal
         skips = skips_special_tokens(request)
-        return await self.texts.detokenize(request.token_ids, skips, _serialized_text)
+        return await self.intake.texts.detokenize(request.token_ids, skips, _serialized_text)
 
     async def _list_models(self, _request: pb.ListModelsRequest, _call: Call) -> bytes:
-        router = self.texts.router
+        router = self.intake.texts.router
         model = model_message(
-            self.model_name,
+            self.intake.model_name,
             router.model(),
-            vocab_size=self.texts.encoder.vocab_size,
+            vocab_size=self.intake.texts.encoder.vocab_size,
             fingerprint=self.fingerprint,
             connected=router.num_connected,
         )
         return pb.ListModelsResponse(models=[model]).SerializeToString()
+
+
+async def _deliver(session: TextSession, call: Call, context: Context, kind: type[StreamResponse]) -> Refusal | None:
+    running = session.num_samples
+    while running:
+        match await session.next_event():
+            case TextDelta() as delta:
+                await _write(context, delta_response(kind, delta))
+            case Completed() as end:
+                running -= 1
+                call.on_completed(end)
+                await _write(context, last_response(kind, call.request_id, end))
+            case Failed(refusal):
+                return refusal
+    return None
 
 
 async def _write(context: Context, message: StreamResponse) -> None:

@@ -53,7 +53,7 @@ class HttpParts:
 def build_app(parts: HttpParts) -> ASGIApp:
     routes = _routes(parts)
     metrics = HttpMetrics(parts.registry, [route.path for route in routes])
-    middleware = [Middleware(Guard, keys=parts.keys, metrics=metrics, new_id=parts.generations.new_id)]
+    middleware = [Middleware(Guard, keys=parts.keys, metrics=metrics, new_id=parts.generations.intake.new_id)]
     if parts.cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -68,22 +68,13 @@ def build_app(parts: HttpParts) -> ASGIApp:
 
 
 def _routes(parts: HttpParts) -> list[Route]:
-    generations = parts.generations
-    open_exchange = partial(Exchange, limits=parts.limits, pool=generations.texts.pool)
-    readers = Readers(generations.texts, generations.model_name, generations.new_id, parts.clock)
-    texts = TextEndpoints(
-        PlainCalls(generations.runner, generations.texts),
-        open_exchange,
-        generations.model_name,
-        generations.allow_chat_template,
-    )
+    generations, intake = parts.generations, parts.generations.intake
+    open_exchange = partial(Exchange, limits=parts.limits, pool=intake.texts.pool)
+    readers = Readers(intake.texts, intake.model_name, intake.new_id, parts.clock)
+    calls = PlainCalls(generations.runner, intake.texts)
+    texts = TextEndpoints(calls, open_exchange, intake.model_name, intake.allow_chat_template)
     service = ServiceEndpoints(
-        generations.model_name,
-        int(parts.clock()),
-        generations.texts.router,
-        parts.registry,
-        parts.is_ready,
-        Page.load(),
+        intake.model_name, int(parts.clock()), intake.texts.router, parts.registry, parts.is_ready, Page.load()
     )
     return [
         *_generating_routes(generations, readers, open_exchange),

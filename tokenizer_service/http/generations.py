@@ -11,12 +11,10 @@ from typing import TypeAlias
 
 from tokenizer_service.api.calls import Call, CallRunner
 from tokenizer_service.engines.refusal import Refusal
-from tokenizer_service.engines.router import no_engine
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
-from tokenizer_service.sessions.live import LiveSessions
-from tokenizer_service.sessions.request import RequestDraft, TextRequest
-from tokenizer_service.sessions.text_service import TextService
-from tokenizer_service.sessions.validation import RequestRules, check_model, validate_request
+from tokenizer_service.sessions.intake import Intake
+from tokenizer_service.sessions.request import RequestDraft
+from tokenizer_service.sessions.session import TextSession
 
 Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[None]]
 
@@ -40,17 +38,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """`model_name` is the only one served; `new_id` makes request ids.
-
-    `allow_chat_template`: a request may bring its own.
-    """
+    """Common to all generating endpoints."""
 
     runner: CallRunner
-    texts: TextService
-    sessions: LiveSessions
-    model_name: str
-    new_id: Callable[[], str]
-    allow_chat_template: bool = False
+    intake: Intake
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""
@@ -81,49 +72,27 @@ class Generations:
         draft: RequestDraft,
         call: Call,
     ) -> Refusal | None:
-        request = self._validate(draft, call)
-        if isinstance(request, Refusal):
-            return request
-        call.request_id = request.request_id
-        refusal = self.runner.admission.claim_id(request.request_id)
-        if refusal is not None:
-            return refusal
-        try:
-            return await self._deliver(request, call, consume, barrier)
-        finally:
-            self.runner.admission.release_id(request.request_id)
-
-    def _validate(self, draft: RequestDraft, call: Call) -> TextRequest | Refusal:
-        model = self.texts.router.model()
-        if model is None:
-            return check_model(draft.model, self.model_name) or no_engine()
-        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
-        return validate_request(draft, rules, new_id=self.new_id(), deadline=call.deadline)
-
-    async def _deliver(
-        self,
-        request: TextRequest,
-        call: Call,
-        consume: Callable[[TextDelta | Completed], Awaitable[None]],
-        barrier: asyncio.Barrier | None,
-    ) -> Refusal | None:
-        session = await self.texts.open(request, call)
-        if isinstance(session, Refusal):
-            return session
-        call.prompt_tokens = session.prompt_tokens
-        running = session.num_samples
-        with self.sessions.keep(session):
+        async with self.intake.open(draft, call) as session:
+            if isinstance(session, Refusal):
+                return session
             if barrier is not None:
                 await barrier.wait()
-            while running:
-                event = await session.next_event()
-                if isinstance(event, Failed):
-                    return event.refusal
-                if isinstance(event, Completed):
-                    running -= 1
-                    call.on_completed(event)
-                await consume(event)
-        return None
+            return await _deliver(session, call, consume)
+
+
+async def _deliver(
+    session: TextSession, call: Call, consume: Callable[[TextDelta | Completed], Awaitable[None]]
+) -> Refusal | None:
+    running = session.num_samples
+    while running:
+        event = await session.next_event()
+        if isinstance(event, Failed):
+            return event.refusal
+        if isinstance(event, Completed):
+            running -= 1
+            call.on_completed(event)
+        await consume(event)
+    return None
 
 
 async def _first_refusal(tasks: "list[asyncio.Task[PlacedRefusal | None]]") -> PlacedRefusal | None:
