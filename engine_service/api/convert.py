@@ -38,6 +38,8 @@ def request_output(handle: int, unread: Unread, seed: int, index: int) -> engine
     """The news of one sample of a session's request, without the log probabilities of its prompt."""
     finish = None if unread.finish is None else finish_message(unread.finish, seed)
     message = engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish, index=index)
+    if unread.cached_tokens:
+        message.cached_tokens = unread.cached_tokens
     _add_logprobs(message, unread)
     return message
 

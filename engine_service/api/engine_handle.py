@@ -97,6 +97,7 @@ class EngineHandle:
             request.cache_salt,
             request.samples,
             request.priority,
+            request.resumed,
         )
         if not connection.commands.send(command):
             return _MAILBOX_FULL
@@ -106,6 +107,7 @@ class EngineHandle:
             request.samples,
             request.sampling,
             prompt_tokens=len(request.token_ids),
+            resumed_tokens=len(request.resumed),
             started=self._clock(),
             max_unread_tokens=self._max_unread_tokens,
             wake=wake,

@@ -23,6 +23,7 @@ class Unread:
     finish: Finish | None
     logprobs: Sequence[PositionLogprobs] = ()
     prompt_logprobs: Sequence[PositionLogprobs] = ()
+    cached_tokens: int = 0
 
     @property
     def num_logprobs(self) -> int:
@@ -44,6 +45,7 @@ class LiveRequest:
     """
 
     __slots__ = (
+        "_cached_tokens",
         "_finish",
         "_is_cut",
         "_logprobs",
@@ -66,7 +68,8 @@ class LiveRequest:
         self._unread: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
         self._prompt_logprobs: Sequence[PositionLogprobs] = ()
-        self._num_given = 0
+        self._cached_tokens = 0
+        self._num_given = submission.resumed_tokens
         self._finish: Finish | None = None
         self._is_cut = False
 
@@ -80,7 +83,7 @@ class LiveRequest:
 
     @property
     def num_received(self) -> int:
-        """Tokens that the reader was given or still may read."""
+        """Tokens that the reader was given (before a resumption too) or still may read."""
         return self._num_given + len(self._unread)
 
     @property
@@ -93,6 +96,7 @@ class LiveRequest:
         finish = news.finish
         if not self._is_cut:
             self._unread.extend(news.token_ids)
+            self._cached_tokens = news.cached_tokens or self._cached_tokens
             if news.logprobs or news.prompt_logprobs:
                 self._logprobs.extend(news.logprobs)
                 self._prompt_logprobs = news.prompt_logprobs or self._prompt_logprobs  # they come once
@@ -103,9 +107,10 @@ class LiveRequest:
 
     def take(self) -> Unread:
         """Gives the unread news to the caller; each token and the finish are given once."""
-        unread = Unread(self._unread, self._finish, self._logprobs, self._prompt_logprobs)
+        unread = Unread(self._unread, self._finish, self._logprobs, self._prompt_logprobs, self._cached_tokens)
         self._num_given += len(self._unread)
         self._finish = None
+        self._cached_tokens = 0
         self._forget_unread()
         return unread
 
@@ -124,10 +129,21 @@ class Submission:
     """What a client submitted: one or more samples of a prompt, which end one by one.
 
     `done` is set when all have ended. `outcome` says how it is counted: the first finish with an error, or else the
-    first one. `started` is seconds on the front's clock. `max_unread_tokens` is for all samples together.
+    first one. `resumed_tokens` of each completion were known to the reader before. `started` is seconds on the front's
+    clock. `max_unread_tokens` is for all samples together.
     """
 
-    __slots__ = ("done", "max_unread_tokens", "name", "num_open", "outcome", "prompt_tokens", "samples", "started")
+    __slots__ = (
+        "done",
+        "max_unread_tokens",
+        "name",
+        "num_open",
+        "outcome",
+        "prompt_tokens",
+        "resumed_tokens",
+        "samples",
+        "started",
+    )
 
     def __init__(
         self,
@@ -137,12 +153,14 @@ class Submission:
         sampling: SamplingParams,
         *,
         prompt_tokens: int,
+        resumed_tokens: int = 0,
         started: float,
         max_unread_tokens: int,
         wake: Wake,
     ) -> None:
         self.name = name
         self.prompt_tokens = prompt_tokens
+        self.resumed_tokens = resumed_tokens
         self.started = started
         # A token with log probabilities is as large as so many tokens.
         numbers = 1 if sampling.logprobs is None else 2 + sampling.logprobs

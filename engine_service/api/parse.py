@@ -4,11 +4,11 @@ Every field is honoured or refused here. Must not know: gRPC calls, what is runn
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_service.api.invalid import Invalid
 from engine_service.api.parse_sampling import parse_samples, parse_sampling
-from engine_service.core.admission import EngineLimits, check_request
+from engine_service.core.admission import EngineLimits, check_request, check_resumed
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from tokenwire.engine.v1 import engine_pb2
@@ -29,6 +29,7 @@ class EngineRequest:
     cache_salt: str
     samples: int = 1
     priority: int = 0
+    resumed: tuple[int, ...] = ()
 
 
 def parse_token_request(
@@ -51,14 +52,25 @@ def parse_token_request(
         token_ids = tuple(message.prompt_token_ids)
         sampling = parse_sampling(message.sampling, len(token_ids), limits, defaults, draw_seed)
         samples = parse_samples(message.sampling)
+        resumed = _resumed(message, samples)
         timeout_s = _timeout(message, call_timeout_s)
     except Invalid as invalid:
         return Refusal(RefusalCode.INVALID, str(invalid), f"request.{invalid.field}")
-    refusal = check_request(token_ids, sampling, limits)
+    requested = message.sampling.max_tokens if message.sampling.HasField("max_tokens") else limits.max_model_len
+    refusal = check_request(token_ids, sampling, limits) or check_resumed(len(token_ids), resumed, requested, limits)
     if refusal is not None:
         return Refusal(refusal.code, refusal.message, f"request.{refusal.field}", refusal.retry_after_s)
     name = message.request_id or draw_name()
-    return EngineRequest(name, token_ids, sampling, timeout_s, message.cache_salt, samples, message.priority)
+    if resumed:  # the prompt was reported before the first of them
+        sampling = replace(sampling, prompt_logprobs=None)
+    return EngineRequest(name, token_ids, sampling, timeout_s, message.cache_salt, samples, message.priority, resumed)
+
+
+def _resumed(message: engine_pb2.TokenRequest, samples: int) -> tuple[int, ...]:
+    if message.resumed_token_ids and samples > 1:
+        count = len(message.resumed_token_ids)
+        raise Invalid("resumed_token_ids", f"{count:,} resumed tokens are those of one sample, but n is {samples:,}")
+    return tuple(message.resumed_token_ids)
 
 
 def _check_name(field: str, value: str) -> None:

@@ -32,6 +32,26 @@ def check_request(token_ids: Sequence[int], sampling: SamplingParams, limits: En
     )
 
 
+def check_resumed(prompt_tokens: int, resumed: Sequence[int], max_tokens: int, limits: EngineLimits) -> Refusal | None:
+    """Whether completion tokens of another engine leave room for one more, and are in the vocabulary.
+
+    `max_tokens` is what the request says, which may be more than the model's length allows.
+    """
+    if not resumed:
+        return None
+    count = len(resumed)
+    if count >= max_tokens:
+        message = f"{count:,} resumed tokens leave no room for a new token within max_tokens {max_tokens:,}"
+    elif prompt_tokens + count >= limits.max_model_len:
+        message = (
+            f"prompt of {prompt_tokens:,} tokens and {count:,} resumed ones leave no room for a new token within "
+            f"max_model_len {limits.max_model_len:,}"
+        )
+    else:
+        return _check_vocabulary(resumed, limits.vocab_size, "resumed_token_ids")
+    return _invalid("resumed_token_ids", message)
+
+
 def check_length(
     prompt_tokens: int, sampling: SamplingParams, max_model_len: int, block_size: int, num_blocks: int
 ) -> Refusal | None:
@@ -85,12 +105,12 @@ def _check_pool(
     )
 
 
-def _check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> Refusal | None:
+def _check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str = "prompt_token_ids") -> Refusal | None:
     if min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return None
     position, token = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
     return _invalid(
-        "prompt_token_ids",
+        field,
         f"token id {token} at position {position:,} is outside the vocabulary 0..{vocab_size - 1}",
     )
 

@@ -138,7 +138,7 @@ class KvManager:
         # Tokens found again after a preemption were computed for this very request: not a hit (B055).
         if not request.was_admitted:
             request.was_admitted = True
-            request.cached_tokens = cached
+            request.cached_tokens = cached = min(cached, request.prompt_length)  # the rest of a resumed one
             self.cached_tokens += cached
             self.looked_up_tokens += request.prompt_length
 

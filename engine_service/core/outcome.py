@@ -69,7 +69,7 @@ class RequestNews(NamedTuple):
     """New tokens of one request since its last news, and its end if it came. (A named tuple: see Chunk.)
 
     `logprobs`: one entry for each of `token_ids`, when asked for. `prompt_logprobs`: one for each prompt token,
-    once, when asked for.
+    once, when asked for. `cached_tokens`: prompt tokens found in the cache, told with the first token; 0 afterwards.
     """
 
     request_id: int
@@ -77,3 +77,4 @@ class RequestNews(NamedTuple):
     finish: Finish | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: Sequence[PositionLogprobs] = ()
+    cached_tokens: int = 0

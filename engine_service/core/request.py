@@ -42,7 +42,8 @@ class Request:
 
     `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (priority, arrival, id): a
     lower number is better, so the lowest-ranked one is the latest of the worst priority. `family` joins it with the
-    other samples of its prompt, if it has any. There are no phases; three counters say it all:
+    other samples of its prompt, if it has any. `resumed` are completion tokens of another engine, which go on here.
+    There are no phases; three counters say it all:
 
     - `num_computed`: positions whose KV exists; moves when a result is applied.
     - `num_scheduled`: positions named by plans so far (>= num_computed).
@@ -61,10 +62,12 @@ class Request:
         "first_missing_key",
         "free_blocks_wanted",
         "in_flight",
+        "is_resumed",
         "last_published",
         "length_limit",
         "logprobs",
         "num_computed",
+        "num_given",
         "num_published",
         "num_reported",
         "num_sampling",
@@ -94,10 +97,12 @@ class Request:
         cache_salt: str = "",
         priority: int = 0,
         family: "Family | None" = None,
+        resumed: Sequence[int] = (),
     ) -> None:
         self.request_id = request_id
-        self.token_ids = list(prompt)
-        self.prompt_length = len(self.token_ids)
+        self.token_ids = [*prompt, *resumed]
+        self.prompt_length = len(prompt)
+        self.is_resumed = len(resumed) > 0
         self.sampling = sampling
         self.arrival = arrival
         self.deadline = deadline
@@ -108,7 +113,8 @@ class Request:
         self.length_limit = self.prompt_length + sampling.max_tokens  # tokens, prompt included
         self.status = RequestStatus.WAITING
         self.finish: Finish | None = None
-        self.num_reported = self.prompt_length  # tokens that the client knows
+        self.num_given = len(self.token_ids)  # tokens that came with the request
+        self.num_reported = self.num_given  # tokens that the client knows
         # Log probabilities that the client does not know yet: of unreported tokens, of the prompt until its end.
         self.logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: PackedLogprobs | None = None
@@ -154,16 +160,18 @@ class Request:
         """The tokens since the last call with their log probabilities, and the finish if it came."""
         token_ids = tuple(self.token_ids[self.num_reported :])
         sampling = self.sampling
+        is_first = self.num_reported == self.num_given and bool(token_ids)
+        cached = self.cached_tokens if is_first else 0
         if sampling.logprobs is None and sampling.prompt_logprobs is None:
-            news = RequestNews(self.request_id, token_ids, self.finish)
+            news = RequestNews(self.request_id, token_ids, self.finish, (), (), cached)
         else:
-            is_first = self.num_reported == self.prompt_length and bool(token_ids)
             news = RequestNews(
                 self.request_id,
                 token_ids,
                 self.finish,
                 tuple(self.logprobs),
                 self._take_prompt_logprobs() if is_first and sampling.prompt_logprobs is not None else (),
+                cached,
             )
             self.logprobs.clear()
         self.num_reported = len(self.token_ids)

@@ -1,4 +1,4 @@
-"""The order in which requests wait: by priority; in each, preempted ones first, then by arrival.
+"""The order in which requests wait: by priority; in each, preempted and resumed ones first, then by arrival.
 
 Must not know: blocks, budgets, the clock.
 """
@@ -19,8 +19,9 @@ def by_rank(request: Request) -> tuple[int, float, int]:
 
 
 def by_turn(request: Request) -> QueueKey:
-    """A preempted request has a reader who waits for its next token, so it goes before new ones of its priority."""
-    return (request.priority, request.status is not _PREEMPTED, request.arrival, request.request_id)
+    """A request that has begun has a reader who waits for its next token: it goes before new ones of its priority."""
+    is_new = not request.is_resumed and request.status is not _PREEMPTED
+    return (request.priority, is_new, request.arrival, request.request_id)
 
 
 class WaitingQueue:

@@ -3,6 +3,7 @@
 Must not know: requests, the loop, steps.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,11 +36,14 @@ class GrammarCompiler:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self.cache = GrammarCache[Grammar | Refusal](limits.max_cached, limits.max_cached_characters)
 
-    def compile(self, constraint: StructuredOutput) -> "Future[object]":
+    def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
         """A Grammar or a Refusal, at once for a constraint that was seen lately.
 
-        A future that has not begun may be cancelled.
+        A future that has not begun may be cancelled. With `resumed` tokens the grammar has taken them: in the
+        thread, since there may be thousands.
         """
+        if resumed:
+            return self._thread.submit(self._find_advanced, constraint, resumed)
         found = self.cache.get(constraint)
         if found is None:
             return self._thread.submit(self._find, constraint)
@@ -61,6 +65,15 @@ class GrammarCompiler:
                 return Refusal(RefusalCode.FAILED, str(error))
             self.cache.put(constraint, found)
         return found
+
+    def _find_advanced(self, constraint: StructuredOutput, resumed: Sequence[int]) -> object:
+        found = self._find(constraint)
+        if not isinstance(found, Grammar):
+            return found
+        try:
+            return found.advanced(resumed)
+        except GrammarFailure as error:
+            return Refusal(RefusalCode.INVALID, f"structured_output: {error}", "request.resumed_token_ids")
 
     def _compile(self, constraint: StructuredOutput) -> Grammar | Refusal:
         is_good, text = self._checker.check(constraint)

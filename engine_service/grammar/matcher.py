@@ -6,6 +6,7 @@ Must not know: logits, batches, requests' other rules.
 import ctypes
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -30,6 +31,19 @@ class Grammar:
             raise GrammarFailure(plain_message(self._first.get_error()))
         self._size = vocabulary.vocab_size
         self._limits = limits
+        self.num_taken = 0
+        """Tokens of the completion that matchers of this grammar have taken already."""
+
+    def advanced(self, token_ids: Sequence[int]) -> "Grammar":
+        """The same grammar, for a completion that begins with these tokens. Raises GrammarFailure."""
+        other = copy(self)
+        other._first = self._first.deep_copy()
+        taken = other._first.try_consume_tokens(list(token_ids))
+        if taken != len(token_ids):
+            message = f"token {taken:,} of the {len(token_ids):,} tokens so far does not match the grammar"
+            raise GrammarFailure(message)
+        other.num_taken = self.num_taken + taken
+        return other
 
     def new_matcher(self, end_ids: Sequence[int], cpu_clock: CpuClock) -> "Matcher":
         """`end_ids`: the tokens that end the completion; `cpu_clock`: CPU seconds of the calling thread."""

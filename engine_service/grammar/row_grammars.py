@@ -77,7 +77,8 @@ class RowGrammars:
         assert isinstance(grammar, Grammar), "a request with a grammar comes with it compiled"
         matcher = grammar.new_matcher(sorted(stop_tokens(request.sampling, self._eos)), self._cpu_clock)
         self._matchers[request.request_id] = matcher
-        self._try(request.request_id, lambda: matcher.replay(request.token_ids[request.prompt_length :]))
+        begin = request.prompt_length + grammar.num_taken
+        self._try(request.request_id, lambda: matcher.replay(request.token_ids[begin:]))
 
     def _allowed(self, request_id: int) -> npt.NDArray[np.int32] | None:
         matcher = self._matchers.get(request_id)

@@ -6,7 +6,7 @@ Must not know: torch, gRPC, how a plan is made or executed.
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_service.core.admission import EngineLimits, check_request
+from engine_service.core.admission import EngineLimits, check_request, check_resumed
 from engine_service.core.family import Family, sampling_of
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.plan import Plan
@@ -115,7 +115,9 @@ class EngineLoop:
     def _submit(self, command: Submit) -> None:
         now = self._clock()
         # The front has checked it; checked again, so that no request can break the loop all others live in.
-        refusal = check_request(command.token_ids, command.sampling, self._limits)
+        refusal = check_request(command.token_ids, command.sampling, self._limits) or check_resumed(
+            len(command.token_ids), command.resumed, command.sampling.max_tokens, self._limits
+        )
         if refusal is None:
             if command.sampling.structured_output is None:
                 refusal = self._scheduler.submit(*_samples(command, now))
@@ -178,6 +180,7 @@ def _samples(command: Submit, now: float) -> list[Request]:
             cache_salt=command.cache_salt,
             priority=command.priority,
             family=family,
+            resumed=command.resumed,
         )
         for place in range(command.samples)
     ]

@@ -3,7 +3,7 @@
 Must not know: how a grammar is compiled, the scheduler, torch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -18,8 +18,8 @@ _RETRY_AFTER_S = 1.0
 class Compiler(Protocol):
     """Compiles constraints in a thread of its own."""
 
-    def compile(self, constraint: StructuredOutput) -> "Future[object]":
-        """The compiled grammar, which is the worker's business, or a Refusal."""
+    def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
+        """The compiled grammar, which is the worker's business, or a Refusal. It has taken the `resumed` tokens."""
         ...
 
     def close(self) -> None: ...
@@ -70,7 +70,7 @@ class GrammarDesk:
         if len(self._waiting) >= self._max_waiting:
             message = f"{len(self._waiting):,} grammars wait to be compiled, the limit is {self._max_waiting:,}"
             return Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=_RETRY_AFTER_S)
-        compiled = self._compiler.compile(constraint)
+        compiled = self._compiler.compile(constraint, command.resumed)
         self._waiting[command.request_id] = _Waiting(command, now, compiled)
         compiled.add_done_callback(lambda _: self._wake())
         return None

@@ -13,7 +13,7 @@ from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, Reque
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
 
-_PLAIN_FIELDS = 3  # of a RequestNews without log probabilities
+_PLAIN_FIELDS = 3  # of a RequestNews without log probabilities and cached tokens
 _stats_values = attrgetter(*(item.name for item in fields(EngineStats)))
 
 
@@ -22,7 +22,7 @@ class Submit:
     """A validated request. `timeout_s` counts from its arrival in the engine process.
 
     It is `samples` requests of one prompt, with ids request_id, request_id + 1, ... and seeds seed, seed + 1, ...
-    (wrapping at int64). A lower `priority` is served earlier.
+    (wrapping at int64). A lower `priority` is served earlier. `resumed`: see `Request`; then there is one sample.
     """
 
     request_id: int
@@ -32,6 +32,7 @@ class Submit:
     cache_salt: str = ""
     samples: int = 1
     priority: int = 0
+    resumed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,10 @@ class StepReport:
 
 
 def _plain(news: RequestNews) -> tuple[Any, ...]:
-    request_id, token_ids, finish, logprobs, prompt_logprobs = news
-    if not logprobs and not prompt_logprobs:
+    request_id, token_ids, finish, logprobs, prompt_logprobs, cached_tokens = news
+    if not logprobs and not prompt_logprobs and not cached_tokens:
         return request_id, token_ids, finish
-    return request_id, token_ids, finish, tuple(map(tuple, logprobs)), prompt_logprobs
+    return request_id, token_ids, finish, tuple(map(tuple, logprobs)), prompt_logprobs, cached_tokens
 
 
 def _news(
@@ -144,9 +145,10 @@ def _news(
     finish: Finish | None,
     logprobs: tuple[tuple[Any, ...], ...] = (),
     prompt_logprobs: Sequence[PositionLogprobs] = (),
+    cached_tokens: int = 0,
 ) -> RequestNews:
     per_token = tuple(PositionLogprobs(*entry) for entry in logprobs)
-    return RequestNews(request_id, token_ids, finish, per_token, prompt_logprobs)
+    return RequestNews(request_id, token_ids, finish, per_token, prompt_logprobs, cached_tokens)
 
 
 def _rebuild(

@@ -21,16 +21,18 @@ class _Unread:
     finish: Finish | None = None
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: Sequence[PositionLogprobs] = ()
+    cached_tokens: int = 0
 
     def add(self, news: RequestNews) -> None:
         self.token_ids.extend(news.token_ids)
         self.finish = news.finish or self.finish
         self.logprobs.extend(news.logprobs)
         self.prompt_logprobs = news.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = news.cached_tokens or self.cached_tokens
 
     def news(self, request_id: int) -> RequestNews:
         tokens, logprobs = tuple(self.token_ids), tuple(self.logprobs)
-        return RequestNews(request_id, tokens, self.finish, logprobs, self.prompt_logprobs)
+        return RequestNews(request_id, tokens, self.finish, logprobs, self.prompt_logprobs, self.cached_tokens)
 
 
 class Outbox:

@@ -150,3 +150,39 @@ async def test_a_request_of_one_sample_is_not_disturbed_by_many() -> None:
         assert (await collect(one))[0] == continuation([50, 51], 40)
         for number, samples in enumerate(await asyncio.gather(*(collect_samples(call, 5) for call in many)), start=1):
             assert [tokens for tokens, _ in samples] == [continuation([number, 1], 30)] * 5
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_a_request_resumed_after_any_token_gives_the_rest(overlap: bool) -> None:
+    """Its finish counts the whole completion; what was found in the cache is told with its first token."""
+    prompt = list(range(1, 20))
+    whole = continuation(prompt, 9)
+    async with scripted_service(overlap=overlap) as service:
+        call = await open_session(service)
+        for count in range(9):
+            message = token_request(prompt, 9)
+            message.resumed_token_ids.extend(whole[:count])
+            await submit(call, count + 1, message)
+            outputs: list[engine_pb2.RequestOutput] = []
+            while not outputs or not outputs[-1].HasField("finish"):
+                outputs += await read_outputs(call)
+            assert [token for output in outputs for token in output.token_ids] == whole[count:]
+            usage = outputs[-1].finish.usage
+            cached = 0 if count == 0 else 16 if count == 1 else 19
+            assert (usage.prompt_tokens, usage.completion_tokens) == (19, 9)
+            assert [output.cached_tokens for output in outputs] == [usage.cached_tokens] + [0] * (len(outputs) - 1)
+            assert usage.cached_tokens == cached
+
+
+async def test_a_resumed_request_that_is_cut_or_aborted_counts_all_its_tokens() -> None:
+    async with scripted_service(gated=True) as service:
+        call = await open_session(service)
+        message = token_request([1, 2], 300)
+        message.resumed_token_ids.extend(continuation([1, 2], 5))
+        await submit(call, 1, message)
+        service.worker.allow(1)
+        assert [list(output.token_ids) for output in await read_outputs(call)] == [continuation([1, 2], 6)[5:]]
+        await cancel(call, 1)
+        service.worker.open_gate()
+        outputs = await read_outputs(call)
+        assert (outputs[-1].finish.reason, outputs[-1].finish.usage.completion_tokens) == (ABORT, 6)

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -28,7 +28,7 @@ class HeldCompiler:
         self.futures: dict[str, Future[object]] = {}
         self.closed = False
 
-    def compile(self, constraint: StructuredOutput) -> "Future[object]":
+    def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
         return self.futures.setdefault(constraint.text, Future())
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ class TokenRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; at most 256
     characters. Used in logs and by Abort. Empty: the engine makes one.
@@ -56,6 +57,14 @@ class TokenRequest(_message.Message):
         or none.
         """
 
+    @_builtins.property
+    def resumed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that were generated already, by an engine that could not go on: they
+        count as completion in everything (limits, penalties, seeds, grammar), are
+        not reported again, and the news begin with the token after them. Of one
+        sample only; they leave room for at least one more token.
+        """
+
     def __init__(
         self,
         *,
@@ -65,10 +74,11 @@ class TokenRequest(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        resumed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resumed_token_ids", b"resumed_token_ids", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -291,9 +301,14 @@ class RequestOutput(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     index: _builtins.int
     """Which of the n samples."""
+    cached_tokens: _builtins.int
+    """Prompt tokens that were found in the cache: told once, with the first token,
+    so that the client knows them even if no finish ever comes.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New tokens only."""
@@ -323,10 +338,11 @@ class RequestOutput(_message.Message):
         index: _builtins.int = ...,
         logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_logprobs_pb2.PositionLogprobs] | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "handle", b"handle", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "cached_tokens", b"cached_tokens", "finish", b"finish", "handle", b"handle", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish: _TypeAlias = _typing.Literal["finish"]  # noqa: Y015
     _WhichOneofArgType__finish: _TypeAlias = _typing.Literal["_finish", b"_finish"]  # noqa: Y015
