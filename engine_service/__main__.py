@@ -28,17 +28,17 @@ from engine_service.config import (
     PROGRAM,
     EngineConfig,
     EngineSettings,
-    ServerConfig,
     engine_config,
-    server_config,
 )
 from engine_service.loop.engine_process import engine_environment, launch_process
+from engine_service.server_config import ServerConfig, server_config
 from service_runtime.config import fail, load_settings
 from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_options
 from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import MetricsServer, start_metrics_server
 from service_runtime.process_tuning import keep_start_up_objects
+from service_runtime.tls import BadTls, ServerTls
 
 _ENGINE_MODULE = "engine_service.engine_main"
 
@@ -65,9 +65,10 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     _add_service(grpc_server, server, handle, door)
     await health.add_to(grpc_server)
     try:
-        facade = _facade(server, handle, door)
-        metrics_server = await _listen(grpc_server, facade, server, registry)
-    except (PortInUse, OSError, GatewayExtraMissing) as error:
+        tls = None if server.tls is None else ServerTls(server.tls).grpc_credentials()
+        facade = _facade(server, handle, door, tls)
+        metrics_server = await _listen(grpc_server, facade, server, registry, tls)
+    except (PortInUse, OSError, GatewayExtraMissing, BadTls) as error:
         return _why_not_listening(error, server)
     supervisor = EngineSupervisor(
         launch=partial(launch_process, _ENGINE_MODULE, engine_environment(os.environ, engine.model.threads)),
@@ -122,7 +123,9 @@ def _add_service(grpc_server: grpc.aio.Server, server: ServerConfig, handle: Eng
     add_to_server(service, grpc_server)
 
 
-def _facade(server: ServerConfig, handle: EngineHandle, door: Door) -> _Facade | None:
+def _facade(
+    server: ServerConfig, handle: EngineHandle, door: Door, tls: grpc.ServerCredentials | None
+) -> _Facade | None:
     """None when it is off. Its packages are imported only here. Raises GatewayExtraMissing, PortInUse."""
     if server.vllm_compat_port is None:
         return None
@@ -141,14 +144,19 @@ def _facade(server: ServerConfig, handle: EngineHandle, door: Door) -> _Facade |
         host=server.vllm_compat_host,
         port=server.vllm_compat_port,
         max_request_bytes=server.max_request_bytes,
+        credentials=tls,
     )
     return _Facade(facade, port)
 
 
 async def _listen(
-    grpc_server: grpc.aio.Server, facade: _Facade | None, server: ServerConfig, registry: CollectorRegistry
+    grpc_server: grpc.aio.Server,
+    facade: _Facade | None,
+    server: ServerConfig,
+    registry: CollectorRegistry,
+    tls: grpc.ServerCredentials | None,
 ) -> MetricsServer:
-    grpc_port = bind(grpc_server, server.host, server.port)
+    grpc_port = bind(grpc_server, server.host, server.port, tls)
     metrics_server = start_metrics_server(registry, server.metrics_host, server.metrics_port)
     await grpc_server.start()
     ports = {"grpc_port": grpc_port, "metrics_port": metrics_server.port}
@@ -160,7 +168,7 @@ async def _listen(
 
 
 def _why_not_listening(error: Exception, server: ServerConfig) -> str:
-    if isinstance(error, PortInUse | GatewayExtraMissing):
+    if isinstance(error, PortInUse | GatewayExtraMissing | BadTls):
         return str(error)
     return (
         f"cannot serve metrics on {server.metrics_host}:{server.metrics_port}: "

@@ -6,6 +6,7 @@ Must not know: torch, gRPC, how the settings are used.
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -15,6 +16,7 @@ from service_runtime.config import ServiceSettings
 from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
 from service_runtime.logs import LogFormat
 from service_runtime.model_files import DEFAULT_MODEL
+from service_runtime.tls_files import ServerTlsFiles, server_files
 
 ENV_PREFIX = "TOKENWIRE_ENGINE_"
 PROGRAM = "tokenwire-engine"
@@ -51,6 +53,13 @@ class EngineSettings(ServiceSettings):
     vllm_compat_port: Port | None = Field(
         None,
         description="gRPC port that speaks vllm.grpc.engine.VllmEngine, for gateways; 0: any free one (default: off)",
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="PEM certificate chain of the gRPC ports; with --tls-key-file turns TLS on"
+    )
+    tls_key_file: Path | None = Field(None, description="PEM key of that certificate; both are read again on change")
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM certificates; clients must show one that was signed by them (mTLS)"
     )
     device: Literal["cpu", "cuda", "auto"] = Field("auto", description="cpu, cuda or auto (cuda where there is one)")
     dtype: DtypeName = Field(
@@ -161,6 +170,15 @@ class EngineSettings(ServiceSettings):
             )
         return self
 
+    @property
+    def tls(self) -> ServerTlsFiles | None:
+        return server_files(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        self.tls  # noqa: B018 (raises)
+        return self
+
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         listeners = {
@@ -228,26 +246,6 @@ class EngineConfig:
     log: LogConfig
 
 
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """The front process: addresses, limits of the transport, and how it stops. Times in seconds.
-
-    `vllm_compat_port` None: no facade for gateways.
-    """
-
-    served_model_name: str
-    host: str
-    port: int
-    metrics_host: str
-    metrics_port: int
-    vllm_compat_host: str
-    vllm_compat_port: int | None
-    drain_timeout_s: float
-    restart_engine: bool
-    max_request_bytes: int
-    max_unread_tokens: int
-
-
 def engine_config(settings: EngineSettings) -> EngineConfig:
     """The engine process's part of the settings."""
     return EngineConfig(
@@ -278,21 +276,4 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.overlap,
         ),
         LogConfig(settings.log_level, settings.log_format),
-    )
-
-
-def server_config(settings: EngineSettings) -> ServerConfig:
-    """The front process's part of the settings."""
-    return ServerConfig(
-        settings.served_model_name or settings.model.rstrip("/").rsplit("/", 1)[-1],
-        settings.host,
-        settings.port,
-        settings.metrics_host,
-        settings.metrics_port,
-        settings.vllm_compat_host,
-        settings.vllm_compat_port,
-        settings.drain_timeout,
-        settings.restart_engine,
-        settings.max_request_bytes,
-        settings.max_unread_tokens,
     )

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_REQUEST_BYTES = 4 * 1024 * 1024
+HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_PENDING_CALLS = 16_384
 """Calls of a burst that may wait to be looked at; the library's 1,000 to 3,000 end the rest as CANCELLED."""
 
@@ -28,6 +29,7 @@ def server_options(max_request_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # A burst is ours to queue or to refuse, with a status that says so.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
@@ -74,12 +76,18 @@ class PortInUse(Exception):
     """The address cannot be bound."""
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Binds `host:port` (port 0: any free one) and returns the port. Raises PortInUse."""
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Binds `host:port` (port 0: any free one) and returns the port. Plaintext without `credentials`.
+
+    Raises PortInUse.
+    """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     refusal = PortInUse(f"cannot listen on {address}: the port is in use or the address is not ours")
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise refusal from error
     if bound == 0:

@@ -18,12 +18,13 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from service_runtime.config import fail, load_settings
-from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_options
+from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, channel_options, server_options
 from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import MetricsServer, start_metrics_server
 from service_runtime.model_files import ModelNotFound, resolve_model_folder, tokenizer_fingerprint
 from service_runtime.process_tuning import keep_start_up_objects
+from service_runtime.tls import BadTls, Dialer, LinkTls, ServerTls
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
 from tokenizer_service.api.metrics import TokenizerMetrics
@@ -81,6 +82,7 @@ class TokenizerApp:
     def __init__(
         self, settings: TokenizerSettings, model: LoadedModel, dice: random.Random, keys: ApiKeys = _NO_KEYS
     ) -> None:
+        """Raises BadTls."""
         self._settings = settings
         self._keys = keys
         self._model = model
@@ -91,6 +93,9 @@ class TokenizerApp:
         self.sessions = LiveSessions()
         self._engines_changed = asyncio.Event()
         self._engines_changed.set()
+        self._tls = None if settings.tls is None else ServerTls(settings.tls)
+        link_tls = None if settings.engine_tls is None else LinkTls(settings.engine_tls)
+        self._dialer = Dialer(channel_options(), link_tls)
         self.router = Router(tuple(self._connection(address) for address in settings.engine))
         self._health = ServiceHealth([SERVICE_NAME])
         self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
@@ -107,6 +112,7 @@ class TokenizerApp:
             client_name=f"{socket.gethostname()}:{os.getpid()}",
             check=ModelCheck(ours, self._settings.allow_tokenizer_mismatch),
             limits=ConnectionLimits(),
+            dialer=self._dialer,
             jitter=self._dice.random,
             on_change=self._engines_changed.set,
         )
@@ -152,7 +158,8 @@ class TokenizerApp:
             cors_origins=settings.cors_origin,
         )
         bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout)
-        return HttpServer(build_app(parts), bounds, keep_alive_s=settings.http_keep_alive_timeout)
+        tls = None if self._tls is None else self._tls.ssl_context()
+        return HttpServer(build_app(parts), bounds, keep_alive_s=settings.http_keep_alive_timeout, tls=tls)
 
     @property
     def _is_serving(self) -> bool:
@@ -169,7 +176,8 @@ class TokenizerApp:
             engines_connected=lambda: self.router.num_connected,
             encode_queue=lambda: self.pool.num_queued,
         )
-        self.port = bind(self._server, settings.host, settings.port)
+        credentials = None if self._tls is None else self._tls.grpc_credentials()
+        self.port = bind(self._server, settings.host, settings.port, credentials)
         if settings.http:
             self._http = self._http_server(intake)
             self.http_port = self._http.bind(settings.http_host, settings.http_port)
@@ -254,7 +262,7 @@ def main() -> None:
         keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
         asyncio.run(_serve(settings, model, keys))
-    except (BadKeys, ModelNotFound, PortInUse) as error:
+    except (BadKeys, BadTls, ModelNotFound, PortInUse) as error:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")

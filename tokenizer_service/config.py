@@ -3,14 +3,16 @@
 Must not know: how they are used.
 """
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from service_runtime.config import ServiceSettings
 from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES, MAX_MESSAGE_BYTES
 from service_runtime.logs import LogFormat
 from service_runtime.model_files import DEFAULT_MODEL
+from service_runtime.tls_files import LinkTlsFiles, ServerTlsFiles, link_files, server_files
 
 ENV_PREFIX = "TOKENWIRE_TOKENIZER_"
 PROGRAM = "tokenwire-tokenizer"
@@ -35,6 +37,21 @@ class TokenizerSettings(ServiceSettings):
     )
     engine: tuple[Address, ...] = Field(
         ("127.0.0.1:50051",), min_length=1, max_length=1024, description="HOST:PORT of an engine service"
+    )
+    engine_ca_file: Path | None = Field(
+        None, description="PEM certificates that sign the engines' ones; turns TLS on for the links to engines"
+    )
+    engine_cert_file: Path | None = Field(None, description="PEM certificate chain to show to engines (mTLS)")
+    engine_key_file: Path | None = Field(None, description="PEM key of that certificate")
+    engine_server_name: str | None = Field(
+        None, min_length=1, max_length=253, description="name in the engines' certificates (default: --engine's host)"
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="PEM certificate chain of gRPC and HTTP; with --tls-key-file turns TLS on"
+    )
+    tls_key_file: Path | None = Field(None, description="PEM key of that certificate; both are read again on change")
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM certificates; clients must show one that was signed by them (mTLS)"
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on for gRPC")
     port: Port = Field(50050, description="port for gRPC; 0: any free one")
@@ -91,6 +108,19 @@ class TokenizerSettings(ServiceSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
+
+    @property
+    def tls(self) -> ServerTlsFiles | None:
+        return server_files(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    @property
+    def engine_tls(self) -> LinkTlsFiles | None:
+        return link_files(self.engine_ca_file, self.engine_cert_file, self.engine_key_file, self.engine_server_name)
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        self.tls, self.engine_tls  # noqa: B018 (they raise)
+        return self
 
     @property
     def model_name(self) -> str:

@@ -42,6 +42,11 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="A system message before it.")] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
     json_output: flags.AsJson = False,
     stats: flags.Stats = False,
     model: flags.Model = "",
@@ -92,7 +97,8 @@ def chat(
         structured_output=flags.structured_output(json_schema, json_object, regex, grammar, choice),
     )
     before = [] if system is None else [Message("system", system)]
-    with exit_codes(), Client(target, timeout=timeout) as client:
+    security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
+    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
 
         def start(messages: Sequence[Message]) -> Stream:
             return client.chat(messages, sampling, model=model, cache_salt=cache_salt, priority=priority)
@@ -114,6 +120,11 @@ def generate(
     ] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
     json_output: flags.AsJson = False,
     stats: flags.Stats = False,
     model: flags.Model = "",
@@ -166,7 +177,8 @@ def generate(
     if token_ids is not None and prompt is not None:
         raise typer.BadParameter("give a prompt or --token-ids, not both", param_hint="--token-ids")
     source = _text_or_input(prompt) if token_ids is None else _numbers(token_ids)
-    with exit_codes(), Client(target, timeout=timeout) as client:
+    security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
+    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
         stream = client.generate(source, sampling, model=model, cache_salt=cache_salt, priority=priority)
         show_answers(stream, n or 1, json_output=json_output, stats=stats)
 
@@ -184,12 +196,18 @@ def tokenize(
     ] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
     json_output: flags.AsJson = False,
     model: flags.Model = "",
 ) -> None:
     """Prints the token ids of a text, separated by spaces."""
     source = _text_or_input(text)
-    with exit_codes(), Client(target, timeout=timeout) as client:
+    security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
+    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
         ids = client.tokenize(source, model=model, add_special_tokens=special_tokens)
         print(as_json(ids) if json_output else " ".join(map(str, ids)))
 
@@ -198,10 +216,16 @@ def tokenize(
 def models(
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
     json_output: flags.AsJson = False,
 ) -> None:
     """Lists what is served: lengths in tokens, engine replicas connected now."""
-    with exit_codes(), Client(target, timeout=timeout) as client:
+    security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
+    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
         served = client.models()
         if json_output:
             print(as_json(served))
@@ -214,10 +238,16 @@ def health(
     service: Annotated[str, typer.Argument(help="A gRPC service's full name. Unset: the server.")] = "",
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
     json_output: flags.AsJson = False,
 ) -> None:
     """Asks the standard health check; exit code 0 only when it is serving."""
-    with exit_codes(), Client(target, timeout=timeout) as client:
+    security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
+    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
         state = client.health(service)
         print(as_json(state) if json_output else state.status.value)
         if not state.serving:

@@ -10,8 +10,10 @@ import typer
 
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
+from tokenwire_client.tls import Tls
 
 _SAMPLING = "Sampling"
+_TLS = "Encryption"
 _STRUCTURE = "Structured output (one of them)"
 
 Target = Annotated[
@@ -21,6 +23,41 @@ Target = Annotated[
         envvar="TOKENWIRE_TARGET",
         help="The tokenizer service: host:port, or any gRPC name.",
         show_default=DEFAULT_TARGET,
+    ),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="TOKENWIRE_CA_FILE",
+        help="PEM certificates that sign the server's one; turns TLS on.",
+        rich_help_panel=_TLS,
+    ),
+]
+UseTls = Annotated[
+    bool,
+    typer.Option("--tls", envvar="TOKENWIRE_TLS", help="TLS with the well-known authorities.", rich_help_panel=_TLS),
+]
+CertFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cert-file",
+        envvar="TOKENWIRE_CERT_FILE",
+        help="PEM certificate to show to the server (mTLS).",
+        rich_help_panel=_TLS,
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", envvar="TOKENWIRE_KEY_FILE", help="PEM key of that certificate.", rich_help_panel=_TLS),
+]
+ServerName = Annotated[
+    str | None,
+    typer.Option(
+        "--server-name",
+        envvar="TOKENWIRE_SERVER_NAME",
+        help="Name in the server's certificate. Unset: the target's host.",
+        rich_help_panel=_TLS,
     ),
 ]
 Timeout = Annotated[
@@ -146,6 +183,19 @@ Choices = Annotated[
     list[str] | None,
     typer.Option("--choice", help="Answer with one of these; may be repeated.", rich_help_panel=_STRUCTURE),
 ]
+
+
+def tls(
+    use_tls: bool, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, server_name: str | None
+) -> Tls | None:
+    """None is plaintext. Raises BadParameter for flags that would be forgotten."""
+    if not use_tls and ca_file is None:
+        if (cert_file, key_file, server_name) != (None, None, None):
+            raise typer.BadParameter("--cert-file, --key-file and --server-name need --ca-file or --tls")
+        return None
+    if (cert_file is None) != (key_file is None):
+        raise typer.BadParameter("--cert-file and --key-file go together")
+    return Tls(ca_file, cert_file, key_file, server_name)
 
 
 def structured_output(

@@ -32,6 +32,7 @@ from tokenwire_client.channels import (
 from tokenwire_client.errors import Cancelled, ErrorCode
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
 from tokenwire_client.rpc_errors import translate
+from tokenwire_client.tls import Tls
 from tokenwire_client.tools import Tool, ToolChoice
 from tokenwire_client.types import DEFAULT_SAMPLING, Health, Message, Model, Sampling
 
@@ -50,7 +51,8 @@ class _Link:
 class AsyncClient:
     """All of a tokenizer service, for asyncio. Connects at the first call; used in one event loop.
 
-    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"). `timeout`, in seconds, is the
+    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"); the connection is encrypted with `tls`.
+    `timeout`, in seconds, is the
     deadline of each call that gives none; None is no deadline, `math.inf` in a call overrides it. Every
     method raises subclasses of TokenwireError; InvalidRequest is raised before anything is sent when a
     value cannot go on the wire.
@@ -60,6 +62,7 @@ class AsyncClient:
         self,
         target: str = DEFAULT_TARGET,
         *,
+        tls: Tls | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = DEFAULT_RETRIES,
         streams_per_connection: int = STREAMS_PER_CONNECTION,
@@ -67,6 +70,7 @@ class AsyncClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._target = target
+        self._tls = tls
         self._timeout = check_timeout(timeout)
         self._retry = retry
         self._clock = clock
@@ -181,7 +185,11 @@ class AsyncClient:
         await self.close()
 
     def _connect(self) -> _Link:
-        channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        if self._tls is None:
+            channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        else:
+            options = (*CHANNEL_OPTIONS, *self._tls.options())
+            channel = grpc.aio.secure_channel(self._target, self._tls.credentials(), options=options)
         check_health = channel.unary_unary(
             HEALTH_METHOD,
             request_serializer=health_pb2.HealthQuery.SerializeToString,

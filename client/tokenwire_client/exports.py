@@ -24,6 +24,7 @@ from tokenwire_client.retry import NO_RETRIES, RetryPolicy
 from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
+from tokenwire_client.tls import Tls
 from tokenwire_client.tools import NamedTool, Tool, ToolCall, ToolCallDelta, ToolChoice, ToolMode
 from tokenwire_client.types import (
     Completion,
@@ -72,6 +73,7 @@ __all__ = [
     "Sampling",
     "Stream",
     "StructuredOutput",
+    "Tls",
     "TokenLogprob",
     "TokenwireError",
     "Tool",

@@ -27,6 +27,7 @@ from tokenwire_client.channels import (
 )
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
 from tokenwire_client.sync_stream import OpenCall, Stream, translate_blocking
+from tokenwire_client.tls import Tls
 from tokenwire_client.tools import Tool, ToolChoice
 from tokenwire_client.types import DEFAULT_SAMPLING, Health, Message, Model, Sampling
 
@@ -45,7 +46,8 @@ class _Link:
 class Client:
     """All of a tokenizer service, blocking. Connects at the first call; safe to use from several threads.
 
-    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"). `timeout`, in seconds, is the
+    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"); the connection is encrypted with `tls`.
+    `timeout`, in seconds, is the
     deadline of each call that gives none; None is no deadline, `math.inf` in a call overrides it. Every
     method raises subclasses of TokenwireError; InvalidRequest is raised before anything is sent when a
     value cannot go on the wire.
@@ -55,6 +57,7 @@ class Client:
         self,
         target: str = DEFAULT_TARGET,
         *,
+        tls: Tls | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = DEFAULT_RETRIES,
         streams_per_connection: int = STREAMS_PER_CONNECTION,
@@ -62,6 +65,7 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._target = target
+        self._tls = tls
         self._timeout = check_timeout(timeout)
         self._retry = retry
         self._clock = clock
@@ -173,7 +177,11 @@ class Client:
         self.close()
 
     def _connect(self) -> _Link:
-        channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        if self._tls is None:
+            channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        else:
+            options = (*CHANNEL_OPTIONS, *self._tls.options())
+            channel = grpc.secure_channel(self._target, self._tls.credentials(), options=options)
         check_health = channel.unary_unary(
             HEALTH_METHOD,
             request_serializer=health_pb2.HealthQuery.SerializeToString,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from service_runtime.grpc_server import channel_options
+from service_runtime.tls import Dialer
 from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, with_logprobs
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import ModelInfo, TokenNews, TokenSink, TokenStream, TokenSubmission
@@ -79,6 +79,7 @@ class EngineConnection:
     client_name: str
     check: ModelCheck
     limits: ConnectionLimits
+    dialer: Dialer
     jitter: Callable[[], float]
     on_change: Callable[[], None]
     model: ModelInfo | None = None
@@ -103,17 +104,22 @@ class EngineConnection:
     async def run(self) -> None:
         """Holds a session until cancelled; a broken one is opened again after a backoff with jitter."""
         failures = 0
-        async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
-            stub = engine_pb2_grpc.EngineServiceStub(channel)
-            while True:
-                try:
-                    was_usable = await self._hold_session(stub)
-                except Exception:
-                    # Whatever it was: without this task the replica would be lost until a restart.
-                    _log.exception("engine_session_broken", engine=self.address)
-                    was_usable = False
-                failures = 0 if was_usable else failures + 1
-                await asyncio.sleep(self._backoff(failures))
+        while True:
+            credentials = self.dialer.credentials()
+            async with self.dialer.open(self.address, credentials) as channel:
+                stub = engine_pb2_grpc.EngineServiceStub(channel)
+                # A channel keeps its certificates: with new ones a new session needs a new channel.
+                while credentials is self.dialer.credentials():
+                    failures = 0 if await self._try_session(stub) else failures + 1
+                    await asyncio.sleep(self._backoff(failures))
+
+    async def _try_session(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub") -> bool:
+        try:
+            return await self._hold_session(stub)
+        except Exception:
+            # Whatever it was: without this task the replica would be lost until a restart.
+            _log.exception("engine_session_broken", engine=self.address)
+            return False
 
     def _backoff(self, failures: int) -> float:
         ceiling = min(self.limits.max_backoff_s, self.limits.first_backoff_s * 2 ** min(failures, 16))

@@ -54,13 +54,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None or self.transport.is_closing():
             return
+        # Headers may come whole, and more of them at once than the bound allows.
+        if not self._is_in_body and self._header_bytes + data.find(b"\r\n\r\n") > self._bounds.max_header_bytes:
+            self._refuse_headers()
+            return
         super().data_received(data if self._is_in_body else _without_upgrade(data))
         if self._header_timer is None:
             return
         self._header_bytes += len(data)
         if self._header_bytes > self._bounds.max_header_bytes:
-            text = f"the headers exceed the limit of {self._bounds.max_header_bytes:,} bytes"
-            self._refuse(HttpError(431, text))
+            self._refuse_headers()
+
+    def _refuse_headers(self) -> None:
+        text = f"the headers exceed the limit of {self._bounds.max_header_bytes:,} bytes"
+        self._refuse(HttpError(431, text))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -89,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        self._header_bytes = 0
 
     def _headers_late(self) -> None:
         text = f"the headers did not arrive within {self._bounds.header_timeout_s:g} seconds"
@@ -116,7 +124,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._linger_timer is not None:
             return
         self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS: there the lingering alone must do
+            self.transport.write_eof()
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,14 +23,30 @@ _BACKLOG = 2048
 class _Server(uvicorn.Server):
     """Leaves signals alone, and waits for its end instead of looking for it ten times a second."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, bounds: ConnectionBounds, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self.ending = asyncio.Event()
+        self._bounds = bounds
+        self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        for listener in sockets or ():
+            self.servers.append(await self._listen_on(listener))
         self.listening.set()
+
+    async def _listen_on(self, listener: socket.socket) -> asyncio.Server:
+        """uvicorn would neither take a context whose certificates change, nor bound the time of a handshake."""
+        return await asyncio.get_running_loop().create_server(
+            lambda: BoundedProtocol(
+                self._bounds, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            ),
+            sock=listener,
+            backlog=_BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self._bounds.header_timeout_s,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,14 +62,16 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Bind first, then start; stop ends what still runs after a grace period."""
 
-    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, *, keep_alive_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, bounds: ConnectionBounds, *, keep_alive_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         # uvicorn tells of every connection; what an operator needs is in our own log lines.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=partial(BoundedProtocol, bounds),  # type: ignore[arg-type]  # called like a class
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -61,7 +79,9 @@ class HttpServer:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=int(keep_alive_s),
-            )
+            ),
+            bounds,
+            tls,
         )
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None

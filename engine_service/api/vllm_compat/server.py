@@ -23,6 +23,7 @@ def build_facade(
     host: str,
     port: int,
     max_request_bytes: int,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """The bound server, not started yet, and its port. Raises PortInUse. `clock` is in seconds."""
     server = grpc.aio.server(options=server_options(max_request_bytes))
@@ -30,4 +31,4 @@ def build_facade(
         door=door, handle=handle, model_name=model_name, engine_version=engine_version, clock=clock
     )
     add_to_server(service, server)
-    return server, bind(server, host, port)
+    return server, bind(server, host, port, credentials)

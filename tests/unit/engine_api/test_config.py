@@ -11,8 +11,8 @@ from engine_service.config import (
     DeviceChoice,
     EngineSettings,
     engine_config,
-    server_config,
 )
+from engine_service.server_config import server_config
 from service_runtime.config import load_settings
 
 
@@ -79,6 +79,9 @@ def test_every_setting_reaches_a_composed_object() -> None:
         "kv_cache_memory": "memory_bytes",
         "kv_cache_fraction": "memory_fraction",
         "drain_timeout": "drain_timeout_s",
+        "tls_cert_file": "tls",
+        "tls_key_file": "tls",
+        "tls_client_ca_file": "tls",
         "log_level": "level",
     }
     assert {renamed.get(name, name) for name in EngineSettings.model_fields} == names
@@ -105,6 +108,8 @@ def test_every_setting_reaches_a_composed_object() -> None:
         (["--dtype", "int3"], ["--dtype"]),
         (["--drain-timeout", "-1"], ["--drain-timeout"]),
         (["--host", " "], ["--host"]),
+        (["--tls-cert-file", "x"], ["--tls-cert-file", "--tls-key-file"]),
+        (["--tls-client-ca-file", "x"], ["--tls-client-ca-file"]),
         (["--no-such-flag"], ["--no-such-flag"]),
     ],
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from service_runtime.tls import Dialer
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.convert import engine_finish, submit_message
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
@@ -38,7 +39,7 @@ class Sink:
 
 def connection(model: ModelInfo | None = MODEL, **limits: Any) -> EngineConnection:
     check = ModelCheck(TokenizerIdentity("abc", 100), allow_mismatch=False)
-    made = EngineConnection("x:1", "test", check, ConnectionLimits(**limits), lambda: 0.5, lambda: None)
+    made = EngineConnection("x:1", "test", check, ConnectionLimits(**limits), Dialer(()), lambda: 0.5, lambda: None)
     made.model = model
     return made
 

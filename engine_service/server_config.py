@@ -1,0 +1,48 @@
+"""The front process's part of the settings: where it listens, limits of the transport, how it stops.
+
+Must not know: gRPC, how the settings are used.
+"""
+
+from dataclasses import dataclass
+
+from engine_service.config import EngineSettings
+from service_runtime.tls_files import ServerTlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The front process: addresses, limits of the transport, and how it stops. Times in seconds.
+
+    `vllm_compat_port` None: no facade for gateways. `tls` None: plaintext.
+    """
+
+    served_model_name: str
+    host: str
+    port: int
+    metrics_host: str
+    metrics_port: int
+    vllm_compat_host: str
+    vllm_compat_port: int | None
+    drain_timeout_s: float
+    restart_engine: bool
+    max_request_bytes: int
+    max_unread_tokens: int
+    tls: ServerTlsFiles | None = None
+
+
+def server_config(settings: EngineSettings) -> ServerConfig:
+    """The front process's part of the settings."""
+    return ServerConfig(
+        settings.served_model_name or settings.model.rstrip("/").rsplit("/", 1)[-1],
+        settings.host,
+        settings.port,
+        settings.metrics_host,
+        settings.metrics_port,
+        settings.vllm_compat_host,
+        settings.vllm_compat_port,
+        settings.drain_timeout,
+        settings.restart_engine,
+        settings.max_request_bytes,
+        settings.max_unread_tokens,
+        settings.tls,
+    )
