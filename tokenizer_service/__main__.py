@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import structlog
+from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from service_runtime.config import fail, load_settings
@@ -28,10 +29,14 @@ from service_runtime.tls import BadTls, Dialer, LinkTls, ServerTls
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
 from tokenizer_service.api.metrics import TokenizerMetrics
+from tokenizer_service.api.operator_service import OPERATOR_SERVICE_NAME, OperatorServicer
+from tokenizer_service.api.operator_service import add_to_server as add_operator_service
 from tokenizer_service.config import ENV_PREFIX, PROGRAM, TokenizerSettings
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
+from tokenizer_service.engines.discovery import DnsDiscovery, Resolve, resolve_host
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.engines.replicas import STATIC, Replicas
 from tokenizer_service.engines.router import Router
 from tokenizer_service.http.app import HttpParts, build_app
 from tokenizer_service.http.exchange import ExchangeLimits
@@ -54,9 +59,14 @@ from tokenizer_service.text.tool_formats import ToolFormat
 
 # What the transport gets to send the last statuses.
 _STOP_GRACE_S = 1.0
+_MAX_OPERATOR_BYTES = 64 * 1024
 _NO_KEYS = ApiKeys()
 
 _log = structlog.get_logger()
+
+
+class BadEngine(Exception):
+    """An address that was given for an engine is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,13 @@ class TokenizerApp:
     """All objects of one running service. Build it inside the event loop; then start, wait, stop."""
 
     def __init__(
-        self, settings: TokenizerSettings, model: LoadedModel, dice: random.Random, keys: ApiKeys = _NO_KEYS
+        self,
+        settings: TokenizerSettings,
+        model: LoadedModel,
+        dice: random.Random,
+        keys: ApiKeys = _NO_KEYS,
+        *,
+        resolve: Resolve = resolve_host,
     ) -> None:
         """Raises BadTls."""
         self._settings = settings
@@ -96,11 +112,18 @@ class TokenizerApp:
         self._tls = None if settings.tls is None else ServerTls(settings.tls)
         link_tls = None if settings.engine_tls is None else LinkTls(settings.engine_tls)
         self._dialer = Dialer(channel_options(), link_tls)
-        self.router = Router(tuple(self._connection(address) for address in settings.engine))
+        self.replicas = self._new_replicas()
+        self._discoveries = tuple(
+            DnsDiscovery.of(name, settings.engine_dns_interval, resolve, self.replicas.replace)
+            for name in settings.engine_dns
+        )
+        self.router = Router(self.replicas.connections)
         self._health = ServiceHealth([SERVICE_NAME])
         self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
+        self._operator_server = None if settings.operator_port is None else self._new_operator_server()
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
+        self.operator_port: int | None = None
         self.http_port: int | None = None
         self._http: HttpServer | None = None
         self._is_draining = False
@@ -116,6 +139,21 @@ class TokenizerApp:
             jitter=self._dice.random,
             on_change=self._engines_changed.set,
         )
+
+    def _new_replicas(self) -> Replicas:
+        """With the named engines. Raises BadEngine."""
+        replicas = Replicas(self._connection, self._engines_changed.set)
+        for address in self._settings.named_engines:
+            refusal = replicas.add(address, STATIC)
+            if refusal is not None:
+                raise BadEngine(f"--engine: {refusal.message}")
+        return replicas
+
+    def _new_operator_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=server_options(_MAX_OPERATOR_BYTES))
+        add_operator_service(OperatorServicer(self.replicas), server)
+        reflection.enable_server_reflection([OPERATOR_SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server
 
     def _texts(self) -> TextService:
         return TextService(
@@ -178,12 +216,18 @@ class TokenizerApp:
         )
         credentials = None if self._tls is None else self._tls.grpc_credentials()
         self.port = bind(self._server, settings.host, settings.port, credentials)
+        if self._operator_server is not None and settings.operator_port is not None:
+            self.operator_port = bind(
+                self._operator_server, settings.operator_host, settings.operator_port, credentials
+            )
+            await self._operator_server.start()
         if settings.http:
             self._http = self._http_server(intake)
             self.http_port = self._http.bind(settings.http_host, settings.http_port)
             await self._http.start()
         await self._server.start()
-        self._tasks = [asyncio.create_task(connection.run()) for connection in self.router.connections]
+        self.replicas.start()
+        self._tasks = [asyncio.create_task(discovery.run()) for discovery in self._discoveries]
         self._tasks.append(asyncio.create_task(self._keep_health()))
 
     async def _keep_health(self) -> None:
@@ -211,10 +255,15 @@ class TokenizerApp:
         self.admission.drain()
         self.sessions.fail_all(gone)
         await asyncio.to_thread(self.pool.close)
-        await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._stop_http())
+        await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._stop_http(), self._stop_operator_server())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replicas.close()
+
+    async def _stop_operator_server(self) -> None:
+        if self._operator_server is not None:
+            await self._operator_server.stop(_STOP_GRACE_S)
 
     async def _stop_http(self) -> None:
         if self._http is not None:
@@ -231,7 +280,8 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys)
         await app.start()
         metrics = _start_metrics(settings, app.metrics.registry)
         stack.push_async_callback(asyncio.to_thread, metrics.close)
-        _log.info("listening", grpc_port=app.port, http_port=app.http_port, metrics_port=metrics.port)
+        ports = {"grpc_port": app.port, "http_port": app.http_port, "metrics_port": metrics.port}
+        _log.info("listening", **ports | ({"operator_port": app.operator_port} if app.operator_port else {}))
         await signals.wait_graceful()
         await _drain(app, signals, settings.drain_timeout)
     _log.info("stopped")
@@ -262,7 +312,7 @@ def main() -> None:
         keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
         asyncio.run(_serve(settings, model, keys))
-    except (BadKeys, BadTls, ModelNotFound, PortInUse) as error:
+    except (BadEngine, BadKeys, BadTls, ModelNotFound, PortInUse) as error:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")

@@ -53,6 +53,18 @@ class TokenizerSettings(ServiceSettings):
     tls_client_ca_file: Path | None = Field(
         None, description="PEM certificates; clients must show one that was signed by them (mTLS)"
     )
+    engine_dns: tuple[Address, ...] = Field(
+        (),
+        max_length=64,
+        description="NAME:PORT whose addresses are all engine services; with it, --engine has no default",
+    )
+    engine_dns_interval: float = Field(
+        10.0, ge=0.1, le=86_400, description="seconds between two questions for the addresses of --engine-dns"
+    )
+    operator_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for operators")
+    operator_port: Port | None = Field(
+        None, description="port for operators, who list, add and remove engines; 0: any free one (default: off)"
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on for gRPC")
     port: Port = Field(50050, description="port for gRPC; 0: any free one")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for /metrics")
@@ -121,6 +133,11 @@ class TokenizerSettings(ServiceSettings):
     def _tls_is_whole(self) -> Self:
         self.tls, self.engine_tls  # noqa: B018 (they raise)
         return self
+
+    @property
+    def named_engines(self) -> tuple[str, ...]:
+        """The default address counts only where nothing else names engines."""
+        return () if self.engine_dns and "engine" not in self.model_fields_set else self.engine
 
     @property
     def model_name(self) -> str:

@@ -1,4 +1,4 @@
-"""The commands: chat, generate, tokenize, models, health.
+"""The commands: chat, generate, tokenize, models, health; engines is a group of its own.
 
 Must not know: gRPC, how output looks.
 """
@@ -12,6 +12,7 @@ import typer
 from tokenwire_client import cli_options as flags
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
+from tokenwire_client.cli_engines import app as engines_app
 from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(engines_app, name="engines")
 
 
 def run() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -136,6 +136,11 @@ def show_models(models: tuple[Model, ...]) -> None:
     """A table on a terminal, tab-separated lines otherwise."""
     heads = ("name", "max_model_len", "vocab_size", "connected_engines")
     rows = [(each.name, str(each.max_model_len), str(each.vocab_size), str(each.connected_engines)) for each in models]
+    show_table(heads, rows)
+
+
+def show_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table on a terminal, tab-separated lines otherwise."""
     if not on_terminal():
         for row in (heads, *rows):
             print("\t".join(row))

@@ -84,7 +84,9 @@ class EngineConnection:
     on_change: Callable[[], None]
     model: ModelInfo | None = None
     is_draining: bool = False
+    is_leaving: bool = False
     outstanding_tokens: int = 0
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
     _next_handle: int = 1
     _live: dict[int, _Live] = field(default_factory=dict)
     _submits: OrderedDict[int, TokenSubmission] = field(default_factory=OrderedDict)
@@ -95,11 +97,29 @@ class EngineConnection:
     @property
     def is_connected(self) -> bool:
         """The session is open, the model fits our tokenizer and the engine takes new requests."""
-        return self.model is not None and not self.is_draining
+        return self.model is not None and not self.is_draining and not self.is_leaving
 
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def leave(self) -> None:
+        """No new requests from now on; those that run go on."""
+        self.is_leaving = True
+        self._note_left()
+
+    def stay(self) -> None:
+        """Takes `leave` back."""
+        self.is_leaving = False
+        self._left.clear()
+
+    async def wait_left(self) -> None:
+        """Returns when it is leaving and no request is live."""
+        await self._left.wait()
+
+    def _note_left(self) -> None:
+        if self.is_leaving and not self._live:
+            self._left.set()
 
     async def run(self) -> None:
         """Holds a session until cancelled; a broken one is opened again after a backoff with jitter."""
@@ -215,7 +235,7 @@ class EngineConnection:
 
     def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
-        if self.model is None or self.is_draining:
+        if self.model is None or not self.is_connected:
             return Refusal(RefusalCode.UNAVAILABLE, "the engine takes no new requests", retry_after_s=1.0)
         if len(self._submits) >= self.limits.max_queued_submits:
             return Refusal(
@@ -254,6 +274,7 @@ class EngineConnection:
 
     def _forget(self, handle: int) -> None:
         self.outstanding_tokens -= self._live.pop(handle).work()
+        self._note_left()
 
     def _disconnect(self) -> bool:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""

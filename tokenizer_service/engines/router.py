@@ -13,7 +13,7 @@ from tokenizer_service.engines.refusal import Refusal, RefusalCode
 
 @dataclass(slots=True)
 class Router:
-    """Over a fixed set of replicas; equal ones take turns."""
+    """Over the replicas that `connections` holds at the time; equal ones take turns."""
 
     connections: Sequence[EngineConnection]
     _turn: int = field(default=0)
@@ -26,12 +26,16 @@ class Router:
         """The model of any connected replica (all have our tokenizer); None when there is none."""
         return next((c.model for c in self.connections if c.is_connected), None)
 
-    def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
-        chosen = self._choose()
+    def submit(
+        self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()
+    ) -> TokenStream | Refusal:
+        """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
+        chosen = self._choose(avoid)
         return no_engine() if chosen is None else chosen.submit(submission, sink)
 
-    def _choose(self) -> EngineConnection | None:
+    def _choose(self, avoid: frozenset[str]) -> EngineConnection | None:
         usable = [connection for connection in self.connections if connection.is_connected]
+        usable = [connection for connection in usable if connection.address not in avoid] or usable
         if not usable:
             return None
         least = min(connection.outstanding_tokens for connection in usable)

@@ -21,6 +21,35 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EngineState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    ENGINE_STATE_CONNECTING: _EngineState.ValueType  # 1
+    """No session, or the engine's model does not fit."""
+    ENGINE_STATE_CONNECTED: _EngineState.ValueType  # 2
+    """Takes requests."""
+    ENGINE_STATE_DRAINING: _EngineState.ValueType  # 3
+    """The engine said that it will stop."""
+    ENGINE_STATE_LEAVING: _EngineState.ValueType  # 4
+    """Removed here; its last requests run."""
+
+class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper): ...
+
+ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+ENGINE_STATE_CONNECTING: EngineState.ValueType  # 1
+"""No session, or the engine's model does not fit."""
+ENGINE_STATE_CONNECTED: EngineState.ValueType  # 2
+"""Takes requests."""
+ENGINE_STATE_DRAINING: EngineState.ValueType  # 3
+"""The engine said that it will stop."""
+ENGINE_STATE_LEAVING: EngineState.ValueType  # 4
+"""Removed here; its last requests run."""
+Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
 @_typing.final
 class GenerationOptions(_message.Message):
     """What is common to Generate and Chat."""
@@ -864,3 +893,145 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class ListEnginesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnginesRequest: _TypeAlias = ListEnginesRequest  # noqa: Y015
+
+@_typing.final
+class ListEnginesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Engine]: ...
+    def __init__(
+        self,
+        *,
+        engines: _abc.Iterable[Global___Engine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnginesResponse: _TypeAlias = ListEnginesResponse  # noqa: Y015
+
+@_typing.final
+class Engine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    ENGINE_EPOCH_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """HOST:PORT."""
+    state: Global___EngineState.ValueType
+    live_requests: _builtins.int
+    """Requests of this tokenizer service that it runs."""
+    engine_epoch: _builtins.str
+    """Differs at each start of the engine; empty while there is no session."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who named it: "static", "operator", "dns:NAME:PORT". None: it is leaving."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        state: Global___EngineState.ValueType = ...,
+        live_requests: _builtins.int = ...,
+        engine_epoch: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_epoch", b"engine_epoch", "live_requests", b"live_requests", "sources", b"sources", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Engine: _TypeAlias = Engine  # noqa: Y015
+
+@_typing.final
+class AddEngineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """HOST:PORT or [IPv6]:PORT."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddEngineRequest: _TypeAlias = AddEngineRequest  # noqa: Y015
+
+@_typing.final
+class AddEngineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddEngineResponse: _TypeAlias = AddEngineResponse  # noqa: Y015
+
+@_typing.final
+class RemoveEngineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """As ListEngines gives it."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveEngineRequest: _TypeAlias = RemoveEngineRequest  # noqa: Y015
+
+@_typing.final
+class RemoveEngineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveEngineResponse: _TypeAlias = RemoveEngineResponse  # noqa: Y015

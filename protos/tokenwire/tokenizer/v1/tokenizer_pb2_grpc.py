@@ -273,3 +273,168 @@ class TokenizerService(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class OperatorServiceStub(object):
+    """For operators of one tokenizer service; on a port of its own, off unless set.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListEngines = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/ListEngines',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesResponse.FromString,
+                _registered_method=True)
+        self.AddEngine = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/AddEngine',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineResponse.FromString,
+                _registered_method=True)
+        self.RemoveEngine = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/RemoveEngine',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.FromString,
+                _registered_method=True)
+
+
+class OperatorServiceServicer(object):
+    """For operators of one tokenizer service; on a port of its own, off unless set.
+    """
+
+    def ListEngines(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddEngine(self, request, context):
+        """The engine gets requests as soon as it is connected. Until the next start
+        of the service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveEngine(self, request, context):
+        """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
+        for an address that DNS gives.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_OperatorServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListEngines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEngines,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'AddEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddEngine,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineResponse.SerializeToString,
+            ),
+            'RemoveEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveEngine,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tokenwire.tokenizer.v1.OperatorService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tokenwire.tokenizer.v1.OperatorService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class OperatorService(object):
+    """For operators of one tokenizer service; on a port of its own, off unless set.
+    """
+
+    @staticmethod
+    def ListEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/ListEngines',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/AddEngine',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.AddEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/RemoveEngine',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -95,3 +95,67 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tokenizer_pb2.ListModelsResponse, _abc.Awaitable[_tokenizer_pb2.ListModelsResponse]]: ...
 
 def add_TokenizerServiceServicer_to_server(servicer: TokenizerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class OperatorServiceStub:
+    """For operators of one tokenizer service; on a port of its own, off unless set."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
+    ListEngines: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ListEnginesRequest, _tokenizer_pb2.ListEnginesResponse]
+    AddEngine: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.AddEngineRequest, _tokenizer_pb2.AddEngineResponse]
+    """The engine gets requests as soon as it is connected. Until the next start
+    of the service.
+    """
+    RemoveEngine: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.RemoveEngineRequest, _tokenizer_pb2.RemoveEngineResponse]
+    """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
+    for an address that DNS gives.
+    """
+
+@_typing.type_check_only
+class OperatorServiceAsyncStub(OperatorServiceStub):
+    """For operators of one tokenizer service; on a port of its own, off unless set."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ListEngines: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ListEnginesRequest, _tokenizer_pb2.ListEnginesResponse]  # type: ignore[assignment]
+    AddEngine: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.AddEngineRequest, _tokenizer_pb2.AddEngineResponse]  # type: ignore[assignment]
+    """The engine gets requests as soon as it is connected. Until the next start
+    of the service.
+    """
+    RemoveEngine: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.RemoveEngineRequest, _tokenizer_pb2.RemoveEngineResponse]  # type: ignore[assignment]
+    """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
+    for an address that DNS gives.
+    """
+
+class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
+    """For operators of one tokenizer service; on a port of its own, off unless set."""
+
+    @_abc_1.abstractmethod
+    def ListEngines(
+        self,
+        request: _tokenizer_pb2.ListEnginesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.ListEnginesResponse, _abc.Awaitable[_tokenizer_pb2.ListEnginesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddEngine(
+        self,
+        request: _tokenizer_pb2.AddEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.AddEngineResponse, _abc.Awaitable[_tokenizer_pb2.AddEngineResponse]]:
+        """The engine gets requests as soon as it is connected. Until the next start
+        of the service.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveEngine(
+        self,
+        request: _tokenizer_pb2.RemoveEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.RemoveEngineResponse, _abc.Awaitable[_tokenizer_pb2.RemoveEngineResponse]]:
+        """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
+        for an address that DNS gives.
+        """
+
+def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,86 @@
+"""A blocking client for operators of one tokenizer service: its engine replicas.
+
+Must not know: generations, the command line. It talks to the operators' port, not to the clients'.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenwire_client.channels import CHANNEL_OPTIONS
+from tokenwire_client.sync_stream import translate_blocking
+from tokenwire_client.tls import Tls
+
+DEFAULT_TIMEOUT_S = 10.0
+_STATE_PREFIX = "ENGINE_STATE_"
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A replica. `state`: connecting, connected, draining or leaving; `sources`: who named it."""
+
+    address: str
+    sources: tuple[str, ...]
+    state: str
+    live_requests: int
+    engine_epoch: str
+
+
+class Operator:
+    """Lists, adds and removes engines. `target` is the tokenizer service's operator address, `timeout` in seconds.
+
+    The connection is encrypted with `tls`. Every method raises subclasses of TokenwireError. Nothing is tried again.
+    """
+
+    def __init__(self, target: str, *, timeout: float = DEFAULT_TIMEOUT_S, tls: Tls | None = None) -> None:
+        self._timeout = timeout
+        if tls is None:
+            self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        else:
+            options = (*CHANNEL_OPTIONS, *tls.options())
+            self._channel = grpc.secure_channel(target, tls.credentials(), options=options)
+        self._service = tokenizer_pb2_grpc.OperatorServiceStub(self._channel)
+
+    def engines(self) -> tuple[Engine, ...]:
+        """In the order in which they were added."""
+        answer = _ask(lambda: self._service.ListEngines(pb.ListEnginesRequest(), timeout=self._timeout))
+        return tuple(_engine(each) for each in answer.engines)
+
+    def add_engine(self, address: str) -> None:
+        """HOST:PORT. It gets requests once it is connected, and stays until the service's next start."""
+        _ask(lambda: self._service.AddEngine(pb.AddEngineRequest(address=address), timeout=self._timeout))
+
+    def remove_engine(self, address: str) -> None:
+        """It gets no new requests; those that run there go on."""
+        _ask(lambda: self._service.RemoveEngine(pb.RemoveEngineRequest(address=address), timeout=self._timeout))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ask(call: Callable[[], Answer]) -> Answer:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise translate_blocking(error) from error
+
+
+def _engine(message: pb.Engine) -> Engine:
+    state = pb.EngineState.Name(message.state).removeprefix(_STATE_PREFIX).lower()
+    return Engine(message.address, tuple(message.sources), state, message.live_requests, message.engine_epoch)

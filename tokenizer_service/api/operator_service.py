@@ -1,0 +1,97 @@
+"""OperatorService over gRPC: lists, adds and removes engine replicas.
+
+Must not know: requests of clients, how replicas are chosen.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from service_runtime.wire import Malformed, request_parser
+from tokenizer_service.api.errors import abort
+from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
+from tokenizer_service.engines.replicas import Replica, Replicas
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+
+OPERATOR_SERVICE_NAME = "tokenwire.tokenizer.v1.OperatorService"
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorServicer:
+    replicas: Replicas
+
+    def list_engines(self, _request: pb.ListEnginesRequest) -> pb.ListEnginesResponse:
+        return pb.ListEnginesResponse(engines=[_engine(replica) for replica in self.replicas.all()])
+
+    def add_engine(self, request: pb.AddEngineRequest) -> pb.AddEngineResponse | Refusal:
+        return self.replicas.add_by_operator(request.address) or pb.AddEngineResponse()
+
+    def remove_engine(self, request: pb.RemoveEngineRequest) -> pb.RemoveEngineResponse | Refusal:
+        return self.replicas.remove_by_operator(request.address) or pb.RemoveEngineResponse()
+
+
+def _engine(replica: Replica) -> pb.Engine:
+    connection = replica.connection
+    return pb.Engine(
+        address=replica.address,
+        sources=sorted(replica.sources),
+        state=_state(replica),
+        live_requests=connection.num_live,
+        engine_epoch=connection.model.engine_epoch if connection.model is not None else "",
+    )
+
+
+def _state(replica: Replica) -> "pb.EngineState.ValueType":
+    connection = replica.connection
+    if connection.is_leaving:
+        return pb.ENGINE_STATE_LEAVING
+    if connection.model is None:
+        return pb.ENGINE_STATE_CONNECTING
+    return pb.ENGINE_STATE_DRAINING if connection.is_draining else pb.ENGINE_STATE_CONNECTED
+
+
+def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
+    """Registers the methods with our own reading of requests (see service_runtime.wire)."""
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "ListEngines": unary(
+            _answered(servicer.list_engines),
+            request_parser(pb.ListEnginesRequest),
+            pb.ListEnginesResponse.SerializeToString,
+        ),
+        "AddEngine": unary(
+            _answered(servicer.add_engine), request_parser(pb.AddEngineRequest), pb.AddEngineResponse.SerializeToString
+        ),
+        "RemoveEngine": unary(
+            _answered(servicer.remove_engine),
+            request_parser(pb.RemoveEngineRequest),
+            pb.RemoveEngineResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(OPERATOR_SERVICE_NAME, handlers),))
+
+
+def _answered(
+    method: Callable[[RequestT], ResponseT | Refusal],
+) -> Callable[[RequestT | Malformed, Context], Awaitable[ResponseT]]:
+    """Ends the call with the status of a refusal."""
+
+    async def serve(request: RequestT | Malformed, context: Context) -> ResponseT:
+        answer = _malformed(request) if isinstance(request, Malformed) else method(request)
+        if isinstance(answer, Refusal):
+            await abort(context, answer)
+        return answer
+
+    return serve
+
+
+def _malformed(request: Malformed) -> Refusal:
+    if not request.field:
+        return Refusal(RefusalCode.INVALID_ARGUMENT, request.description)
+    return invalid((Violation(request.field, request.description),))
