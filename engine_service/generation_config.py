@@ -47,11 +47,23 @@ def _numbers(given: dict[str, object], warn: Callable[[str], object]) -> dict[st
         value = given.get(name)
         if value is None:
             continue
-        if isinstance(value, int | float) and math.isfinite(value) and is_in_range(float(value)):
-            numbers[name] = float(value)
+        number = _number(value)
+        if number is not None and is_in_range(number):
+            numbers[name] = number
         else:
-            warn(f"{_FILE}: {name} {value!r} is out of range and not used")
+            warn(f"{_FILE}: {name} {value!r:.40} is out of range and not used")
     return numbers
+
+
+def _number(value: object) -> float | None:
+    """None for what is no finite number, also an integer beyond all floats."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _read(path: Path, warn: Callable[[str], object]) -> dict[str, object]:

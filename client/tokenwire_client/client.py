@@ -106,6 +106,7 @@ class AsyncClient:
         model: str = "",
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         chat_template: str | None = None,
@@ -120,7 +121,9 @@ class AsyncClient:
         """
         identity = convert.Identity(model, request_id, cache_salt, priority)
         rendering = convert.Rendering(add_generation_prompt, continue_final_message, tools, chat_template)
-        request = convert.chat_request(messages, sampling, identity, rendering, tool_choice=tool_choice)
+        request = convert.chat_request(
+            messages, sampling, identity, rendering, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+        )
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()

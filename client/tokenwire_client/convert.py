@@ -70,12 +70,14 @@ def chat_request(
     rendering: Rendering,
     *,
     tool_choice: ToolChoice | None,
+    parallel_tool_calls: bool | None = None,
 ) -> pb.ChatRequest:
     """A conversation to continue; the messages in order, oldest first."""
     request = pb.ChatRequest()
     _put_conversation(request, messages, rendering, "")
     if tool_choice is not None:
         _put_tool_choice(request.tool_choice, tool_choice)
+    put(request, "parallel_tool_calls", parallel_tool_calls, "parallel_tool_calls")
     _put_identity(request, sampling, identity)
     return request
 

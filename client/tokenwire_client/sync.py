@@ -101,6 +101,7 @@ class Client:
         model: str = "",
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         chat_template: str | None = None,
@@ -112,7 +113,9 @@ class Client:
         """The assistant's next turn, which may call `tools`. The request is sent at once."""
         identity = convert.Identity(model, request_id, cache_salt, priority)
         rendering = convert.Rendering(add_generation_prompt, continue_final_message, tools, chat_template)
-        request = convert.chat_request(messages, sampling, identity, rendering, tool_choice=tool_choice)
+        request = convert.chat_request(
+            messages, sampling, identity, rendering, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+        )
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 _INDEX = "model.safetensors.index.json"
 _NAMED_KEYS = 5
+_LARGEST_ID = 2**31 - 1
 
 
 class UnsupportedModelError(ValueError):
@@ -72,15 +73,32 @@ def read_config(folder: Path) -> Any:
 
 
 def read_eos_token_ids(folder: Path, text_config: Any) -> tuple[int, ...]:
-    """The ids that end a text: of generation_config.json if it names any, else of the configuration."""
-    path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    found = generation.get("eos_token_id")
+    """The ids that end a text: of generation_config.json if it names any, else of the configuration.
+
+    Raises ValueError for a file that is no JSON object, and for what is no token id.
+    """
+    found = _read_generation_config(folder / "generation_config.json").get("eos_token_id")
     if found is None:
         found = getattr(text_config, "eos_token_id", None)
     if found is None:
         return ()
-    return tuple(int(token) for token in found) if isinstance(found, list) else (int(found),)
+    ids = found if isinstance(found, list) else [found]
+    for token in ids:
+        if type(token) is not int or abs(token) > _LARGEST_ID:
+            raise ValueError(f"the model's eos_token_id {token!r:.40} is no token id")
+    return tuple(ids)
+
+
+def _read_generation_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # also an integer of more digits than Python reads
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("the model's generation_config.json cannot be read: it has to be a JSON object")
+    return found
 
 
 def max_positions(text_config: Any) -> int:

@@ -172,6 +172,26 @@ async def test_request_ids() -> None:
             assert len(refused.content) + len(refused.headers["x-request-id"]) < 400
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_of_several_prompts(stream: bool) -> None:
+    """B107: the prompts' ids are the request's with a number, so that a long one leaves room for it."""
+    async with running(default_model(), script) as service, http(service) as client:
+        for prompts, longest in ((1, 256), (2, 254), (10, 254), (11, 253)):
+            body = body_of(COMPLETIONS, prompt=["a"] * prompts, stream=stream)
+            good = await client.post(COMPLETIONS, json=body, headers={"x-request-id": "x" * longest})
+            assert good.status_code == 200, good.text
+            assert good.headers["x-request-id"] == "x" * longest
+            ids = {request.message.request_id for request in service.engine.requests}
+            assert ids == {"x" * longest if prompts == 1 else f"{'x' * longest}-{n}" for n in range(prompts)}
+            service.engine.requests.clear()
+            if prompts > 1:
+                refused = await client.post(COMPLETIONS, json=body, headers={"x-request-id": "x" * (longest + 1)})
+                error = error_of(refused, 400)
+                assert error["param"] == "X-Request-Id"
+                assert f"{longest + 1} characters exceed the limit of {longest} with {prompts}" in error["message"]
+                assert service.engine.requests == []
+
+
 async def test_an_id_that_is_running_is_409() -> None:
     async with running(default_model(), fe.until_cancelled) as service, http(service) as client:
         first = asyncio.create_task(client.post(CHAT, json=body_of(CHAT), headers={"x-request-id": "same"}))
@@ -243,6 +263,24 @@ async def test_request_number_limit_plus_one_is_429() -> None:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         await service.engine.wait_until(lambda: service.engine.num_live == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_is_encoded_or_decoded_for_a_request_without_a_place(stream: bool) -> None:
+    """B118: words that may not come, and token ids to echo."""
+    async with running(default_model(), fe.until_cancelled, max_requests=1) as service, http(service) as client:
+        held = asyncio.create_task(client.post(CHAT, json=body_of(CHAT)))
+        await service.engine.wait_until(lambda: service.engine.num_live == 1)
+        encoded = service.metric("encode_seconds_count")
+        for fields in ({"bad_words": ["a", "b"]}, {"prompt": [49_152], "echo": True}):
+            error_of(await client.post(COMPLETIONS, json=body_of(COMPLETIONS, stream=stream, **fields)), 429)
+        assert service.metric("encode_seconds_count") == encoded
+        assert service.outcomes()["HttpCompletions", "RESOURCE_EXHAUSTED"] == 2
+        held.cancel()
+        await service.engine.wait_until(lambda: service.engine.num_live == 0)
+        refused = await client.post(COMPLETIONS, json=body_of(COMPLETIONS, prompt=[49_152], echo=True))
+        error_of(refused, 400)
+        assert service.metric("active_requests") == 0
 
 
 async def test_models_and_metrics() -> None:

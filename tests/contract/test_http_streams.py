@@ -127,11 +127,29 @@ async def test_an_engine_that_dies_in_mid_stream(path: str, prompts: int) -> Non
             await service.engine.break_sessions()
             text += "\n" + "\n".join([line async for line in lines])
         found = events(text + "\n\n")
-        last = found[-1]
+        if path == RESPONSES:
+            check_failed_response(found)
+        last = found[-1] if path != RESPONSES else found[-2]
         assert (last.get("type") if path == RESPONSES else last["error"]["code"]) in ("error", "service_unavailable")
         assert not any(event == "[DONE]" or event.get("type") == "response.completed" for event in found)
         reasons = [choice["finish_reason"] for event in found[:-1] for choice in event.get("choices", ())]
         assert set(reasons) <= {None}
+
+
+def check_failed_response(found: list[Any]) -> None:
+    """The last event is response.failed: with the error, what had come, and no end of any item."""
+    kinds = [event["type"] for event in found]
+    assert kinds[-2:] == ["error", "response.failed"]
+    assert kinds.count("response.failed") == 1
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    ends = {"response.completed", "response.incomplete", "response.output_item.done", "response.output_text.done"}
+    assert not ends & set(kinds)
+    response = found[-1]["response"]
+    assert (response["status"], response["usage"]) == ("failed", None)
+    assert response["error"] == {"code": "server_error", "message": found[-2]["message"]}
+    came = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+    (item,) = response["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", came)
 
 
 @pytest.mark.parametrize("path", PATHS)

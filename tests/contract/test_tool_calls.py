@@ -1,5 +1,6 @@
 """Tool calls of the tokenizer service over real sockets, beside a FAKE-ENGINE."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.fixtures import fake_engine as fe
+from tests.fixtures.http_calls import CHAT, RESPONSES, body_of, events, http
 from tests.fixtures.tokenizer_app import default_model, failure, running
 from tests.fixtures.tokenizers_made import SPECIAL_NAMES, msp_tokenizer, write_folder
 from tokenizer_service.sessions.prompt_text import PromptEncoder
@@ -120,6 +122,71 @@ async def test_several_samples_over_http(stream: bool) -> None:
     assert [choice.message.content for choice in choices] == ["No.", "Sure."]
     (call,) = choices[1].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("f", '{"a": [1, "é"]}')
+
+
+TWO_CALLS = TEXT.replace("é", "e") + '\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>And more.'
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_at_most_one_call(path: str, stream: bool) -> None:
+    """With parallel_tool_calls false the turn ends with its first call, and the engine works no more."""
+    ids = ids_of(TWO_CALLS)
+    needed = len(ids_of(TWO_CALLS[: TWO_CALLS.index("\n</tool_call>")]))
+    cancelled = asyncio.Event()
+
+    async def script(call: fe.FakeRequest) -> None:
+        for token_id in ids:
+            await call.send([token_id])
+        await call.cancelled.wait()
+        cancelled.set()
+        await call.send([], call.finish(fe.CANCELLED))
+
+    function: dict[str, Any] = {"name": "f", "parameters": json.loads(SCHEMA)}
+    tool = {"type": "function", "function": function} if path == CHAT else {"type": "function", **function}
+    body = body_of(path, tools=[tool], parallel_tool_calls=False, stream=stream)
+    body |= {"stream_options": {"include_usage": True}} if stream and path == CHAT else {}
+    async with running(default_model(), script) as service, http(service) as client:
+        answer = await client.post(path, json=body)
+        await asyncio.wait_for(cancelled.wait(), 5)
+    assert answer.status_code == 200, answer.text
+    assert "And more" not in answer.text
+    assert answer.text.count("call_") >= 1
+    calls, tokens = calls_of(path, answer.text)
+    assert calls == [("f", {"a": [1, "e"]})]
+    assert tokens == needed
+
+
+def calls_of(path: str, text: str) -> tuple[list[tuple[str, Any]], int]:
+    """The calls of an answer, streamed or not, and its completion tokens."""
+    if path == RESPONSES:
+        whole = events(text)[-1]["response"] if text.startswith("event") else json.loads(text)
+        items = [item for item in whole["output"] if item["type"] == "function_call"]
+        return [(item["name"], json.loads(item["arguments"])) for item in items], whole["usage"]["output_tokens"]
+    if not text.startswith("data"):
+        whole = json.loads(text)
+        (choice,) = whole["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        found = [call["function"] for call in choice["message"]["tool_calls"]]
+        return [(call["name"], json.loads(call["arguments"])) for call in found], whole["usage"]["completion_tokens"]
+    *chunks, last, done = events(text)
+    assert done == "[DONE]"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    parts = [part for chunk in chunks for part in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    names = [part["function"]["name"] for part in parts if "id" in part]
+    assert {part["index"] for part in parts} == {0}
+    arguments = "".join(part["function"]["arguments"] for part in parts)
+    return [(name, json.loads(arguments)) for name in names], last["usage"]["completion_tokens"]
+
+
+async def test_at_most_one_forced_call_is_a_constraint() -> None:
+    async with running(default_model(), play_text) as service:
+        required = pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED)
+        await read(service.stub.Chat(request(tool_choice=required, parallel_tool_calls=False)))
+        schema = json.loads(service.engine.requests[0].message.sampling.structured_output.json_schema)
+        assert schema["maxItems"] == 1
+        text, calls, end = await read(service.stub.Chat(request(parallel_tool_calls=False)))
+        assert (text, [call[1] for call in calls], end.has_tool_calls) == ("Sure.", ["f"], True)
 
 
 def test_a_marker_that_is_a_special_token_is_seen(tmp_path: Any) -> None:

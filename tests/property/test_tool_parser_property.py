@@ -32,9 +32,9 @@ class Read:
     calls: list[list[str]] = field(default_factory=list)
 
 
-def read(syntax: ToolSyntax, parts: list[str]) -> Read:
+def read(syntax: ToolSyntax, parts: list[str], most_calls: int | None = None) -> Read:
     counter = itertools.count()
-    parser = StreamingToolParser(syntax, NAMES, lambda: f"id{next(counter)}")
+    parser = StreamingToolParser(syntax, NAMES, lambda: f"id{next(counter)}", most_calls)
     made = Read()
     for text, calls in [*(parser.feed(part) for part in parts), parser.finish()]:
         made.text += text
@@ -55,6 +55,25 @@ def test_any_split_gives_the_same(syntax: ToolSyntax, text: str, cuts: list[int]
     whole = read(syntax, [text])
     assert read(syntax, [text[a:b] for a, b in itertools.pairwise(places)]) == whole
     assert read(syntax, list(text)) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    syntax=st.sampled_from(SYNTAX_LIST), text=TEXTS, cut=st.integers(0, 200), rest=TEXTS, most=st.sampled_from([1, 2])
+)
+@example(SYNTAXES[ToolFormat.HERMES], '<tool_call>{"name": "f", "arguments": {}}', 9, "</tool_call> Hi", 1)
+def test_the_last_call_that_is_allowed_is_the_end(
+    syntax: ToolSyntax, text: str, cut: int, rest: str, most: int
+) -> None:
+    """The calls are the first ones of all; once the last is complete, nothing that follows is seen."""
+    limited = read(syntax, list(text), most)
+    assert read(syntax, [text[:cut], text[cut:]], most) == limited
+    assert limited.calls == read(syntax, [text]).calls[:most]
+    parser = StreamingToolParser(syntax, NAMES, lambda: "", most)
+    parser.feed(text)
+    if parser.is_over:
+        assert len(limited.calls) == most
+        assert read(syntax, [text, rest], most) == limited
 
 
 @settings(max_examples=200, deadline=None)

@@ -130,7 +130,7 @@ class CallRunner:
                 code = RefusalCode.DEADLINE_EXCEEDED.name
             raise
         finally:
-            self._record(call, code)
+            self.record(call, code)
         return outcome
 
     def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
@@ -167,7 +167,8 @@ class CallRunner:
         finally:
             self.admission.leave()
 
-    def _record(self, call: Call, code: str) -> None:
+    def record(self, call: Call, code: str) -> None:
+        """Counts and logs how a call ended."""
         self.metrics.requests.labels(method=call.method, code=code).inc()
         if call.prompt_tokens is not None:
             self.metrics.request_seconds.observe(call.clock() - call.started)

@@ -5,6 +5,7 @@ empty choice) is kept as a violation of the draft.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from tokenizer_service.engines.refusal import Violation
@@ -67,7 +68,8 @@ def chat_draft(request: tokenizer_pb2.ChatRequest) -> RequestDraft:
         choice = _tool_choice(request.tool_choice)
         if choice is None:
             misplaced.append(Violation("tool_choice", "nothing is chosen: set mode (auto, none or required) or name"))
-    prompt = _conversation(request, choice)
+    is_parallel = _unless_unset(request, "parallel_tool_calls", True)
+    prompt = replace(_conversation(request, choice), parallel_tool_calls=is_parallel)
     return RequestDraft(request.model, request.request_id, prompt, _options(request.options), tuple(misplaced))
 
 

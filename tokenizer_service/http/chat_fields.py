@@ -15,7 +15,6 @@ from tokenizer_service.http.tool_fields import (
     NamedChoice,
     ToolCallFields,
     ToolFields,
-    check_parallel,
     make_choice,
 )
 from tokenizer_service.sessions.conversation_rules import MAX_MESSAGES
@@ -103,7 +102,10 @@ def check_messages(messages: list[MessageFields]) -> HttpError | None:
 
 def chat_prompt(fields: ChatFields) -> ConversationPrompt | HttpError:
     refusal = check_sampled(fields) or check_messages(fields.messages) or _check_together(fields)
-    return refusal or conversation(fields.messages, fields, tool_choice=make_choice(fields.tool_choice))
+    if refusal is not None:
+        return refusal
+    choice, is_parallel = make_choice(fields.tool_choice), fields.parallel_tool_calls is not False
+    return conversation(fields.messages, fields, tool_choice=choice, parallel_tool_calls=is_parallel)
 
 
 def _check_together(fields: ChatFields) -> HttpError | None:
@@ -111,7 +113,7 @@ def _check_together(fields: ChatFields) -> HttpError | None:
         return bad_field("top_logprobs", "may only be set with logprobs")
     if fields.max_tokens is not None and fields.max_completion_tokens not in (None, fields.max_tokens):
         return bad_field("max_tokens", f"{fields.max_tokens} differs from max_completion_tokens")
-    return check_parallel(fields.parallel_tool_calls, len(fields.tools or ()))
+    return None
 
 
 def chat_sampling(fields: ChatFields) -> tuple[FieldNames, SamplingOptions] | HttpError:

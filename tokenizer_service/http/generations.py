@@ -4,7 +4,8 @@ Must not know: HTTP, JSON, the shape of answers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -43,6 +44,14 @@ class Generations:
     runner: CallRunner
     intake: Intake
 
+    @contextmanager
+    def place_to_read(self, method: str) -> Iterator[Refusal | None]:
+        """A place among the requests while one is read, which may encode and decode texts; or why there is none."""
+        with self.runner.admission.place() as refusal:
+            if refusal is not None:
+                self.runner.record(self._new_call(method, None), refusal.code.name)
+            yield refusal
+
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""
         if len(job.drafts) == 1:
@@ -59,11 +68,14 @@ class Generations:
     async def _serve(
         self, job: Job, place: int, consume: Consumer, barrier: asyncio.Barrier | None
     ) -> PlacedRefusal | None:
-        clock = asyncio.get_running_loop().time
-        call = Call(job.method, self.runner.metrics, clock, clock(), job.deadline)
+        call = self._new_call(job.method, job.deadline)
         body = partial(self._generate, partial(consume, place), barrier)
         refusal = await self.runner.serve(call, job.drafts[place], body)
         return None if refusal is None else PlacedRefusal(place, refusal)
+
+    def _new_call(self, method: str, deadline: float | None) -> Call:
+        clock = asyncio.get_running_loop().time
+        return Call(method, self.runner.metrics, clock, clock(), deadline)
 
     async def _generate(
         self,

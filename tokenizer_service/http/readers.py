@@ -28,7 +28,7 @@ from tokenizer_service.http.responses import ResponseAnswer, ResponseFacts, Resp
 from tokenizer_service.sessions.request import GenerationOptions, Prompt, RequestDraft, TextPrompt
 from tokenizer_service.sessions.sampling_rules import MAX_BAD_WORD_TOKENS
 from tokenizer_service.sessions.text_service import TextService
-from tokenizer_service.sessions.validation import check_model
+from tokenizer_service.sessions.validation import MAX_ID_CHARS, check_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class Readers:
         sampling = completion_sampling(fields)
         if isinstance(prompts, HttpError) or isinstance(sampling, HttpError):
             return prompts if isinstance(prompts, HttpError) else sampling  # type: ignore[return-value]
+        refusal = _check_id_of_many(request_id, len(prompts))
+        if refusal is not None:
+            return refusal
         names = partial(_prompt_names, sampling[0], is_list_of_prompts(fields.prompt))
         options = await self._options(fields, sampling[1])
         if isinstance(options, HttpError):
@@ -147,6 +150,15 @@ class Readers:
             with_logprobs=with_logprobs,
             with_token_ids=fields.return_token_ids,
         )
+
+
+def _check_id_of_many(request_id: str, num_prompts: int) -> HttpError | None:
+    """The ids of the single prompts have to fit too."""
+    longest = MAX_ID_CHARS - (0 if num_prompts == 1 else len(f"-{num_prompts - 1}"))
+    if len(request_id) <= longest:
+        return None
+    text = f"{len(request_id)} characters exceed the limit of {longest} with {num_prompts} prompts, which are numbered"
+    return bad_field("X-Request-Id", text)
 
 
 def _prompt_names(names: FieldNames, is_list: bool, place: int) -> FieldNames:

@@ -13,7 +13,7 @@ from tokenizer_service.http.errors import FieldNames, HttpError, bad_field
 from tokenizer_service.http.fields import Fields, Int64
 from tokenizer_service.http.generation_fields import GenerationFields, StreamOptions, check_common
 from tokenizer_service.http.structured_fields import JsonObjectFormat, TextFormat, schema_text
-from tokenizer_service.http.tool_fields import FunctionFields, ModeName, check_parallel, make_tool
+from tokenizer_service.http.tool_fields import FunctionFields, ModeName, make_tool
 from tokenizer_service.sessions.request import ConversationPrompt
 from tokenizer_service.text.messages import Message, NamedTool, ToolCall, ToolChoice, ToolMode
 
@@ -96,7 +96,7 @@ class ResponseFields(GenerationFields):
 
 
 def response_prompt(fields: ResponseFields) -> ConversationPrompt | HttpError:
-    refusal = check_common(fields) or check_parallel(fields.parallel_tool_calls, len(fields.tools or ()))
+    refusal = check_common(fields)
     if refusal is not None:
         return refusal
     if fields.stream_options is not None and not fields.stream:
@@ -109,6 +109,7 @@ def response_prompt(fields: ResponseFields) -> ConversationPrompt | HttpError:
         add_generation_prompt=True,
         tools=tuple(make_tool(tool) for tool in fields.tools or ()),
         tool_choice=_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
     )
 
 

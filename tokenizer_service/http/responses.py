@@ -15,6 +15,9 @@ from tokenizer_service.http.response_fields import ResponseFields
 from tokenizer_service.http.usage import UsageTotals
 from tokenizer_service.sessions.events import Completed, TextDelta, ToolCallDelta
 
+# OpenAI's codes of `response.error`; all others are failures of the server.
+_FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseFacts:
@@ -107,6 +110,12 @@ class ResponseAnswer:
         status = "incomplete" if is_cut else "completed"
         details = {"reason": "max_output_tokens"} if is_cut else None
         return self._facts.body(status, self._output(status), incomplete_details=details, usage=usage_object(usage))
+
+    def failed(self, error: HttpError) -> dict[str, Any]:
+        """The response that ended with `error`, with what had come of it."""
+        output = self._output("incomplete") if self._choice.text or self._choice.calls else []
+        code = _FAILURE_CODES.get(error.status, "server_error")
+        return self._facts.body("failed", output, error={"code": code, "message": error.message})
 
     def _output(self, status: str) -> list[dict[str, Any]]:
         calls = sorted(self._choice.calls.items())
@@ -212,3 +221,4 @@ class ResponseStream:
     def failure(self, error: HttpError) -> Iterator[bytes]:
         fields = error.as_object()
         yield self._frame("error", code=fields["code"], message=fields["message"], param=fields["param"])
+        yield self._frame("response.failed", response=self._answer.failed(error))

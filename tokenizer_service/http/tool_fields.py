@@ -6,7 +6,6 @@ Must not know: templates, how a model writes a call.
 import json
 from typing import Any, Literal
 
-from tokenizer_service.http.errors import HttpError, bad_field
 from tokenizer_service.http.fields import Fields
 from tokenizer_service.text.messages import NamedTool, Tool, ToolCall, ToolChoice, ToolMode
 
@@ -57,13 +56,6 @@ ModeName = Literal["auto", "none", "required"]
 def make_tool(function: FunctionFields) -> Tool:
     schema = None if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
     return Tool(function.name, function.description, schema)
-
-
-def check_parallel(parallel: bool | None, num_tools: int) -> HttpError | None:
-    """How many calls a model makes in a turn is its own choice: what cannot be promised is refused."""
-    if parallel is False and num_tools:
-        return bad_field("parallel_tool_calls", "false is not supported: a turn may have several calls")
-    return None
 
 
 def make_choice(choice: ModeName | NamedChoice | None) -> ToolChoice | None:

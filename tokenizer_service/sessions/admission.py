@@ -4,6 +4,8 @@ Must not know: grpc, what a request does.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 
@@ -41,6 +43,16 @@ class Admission:
         self._active -= 1
         if self._active == 0:
             self._idle.set()
+
+    @contextmanager
+    def place(self) -> Iterator[Refusal | None]:
+        """A place for the time of the block; or why there is none."""
+        refusal = self.enter()
+        try:
+            yield refusal
+        finally:
+            if refusal is None:
+                self.leave()
 
     def claim_id(self, request_id: str) -> Refusal | None:
         """Marks an id as live, to be given back with `release_id`; a live one is refused."""

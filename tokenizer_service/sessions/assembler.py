@@ -12,7 +12,13 @@ from tokenizer_service.text.stop_strings import StopStrings
 
 
 class ToolParser(Protocol):
-    """Takes the tool calls of one sample out of its text."""
+    """Takes the tool calls of one sample out of its text. `most_calls` None: any number is allowed."""
+
+    most_calls: int | None
+
+    @property
+    def is_over(self) -> bool:
+        """The last call that is allowed is complete: the text ends here."""
 
     def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """New text in; what of it (and of the text held back) is to be shown, and new parts of calls."""
@@ -22,16 +28,20 @@ class ToolParser(Protocol):
 
 
 class Assembled(NamedTuple):
-    """`text` to show, how many of the given tokens it took, the stop string that was found, parts of calls."""
+    """`text` to show, how many of the given tokens it took, the stop string that was found, parts of calls.
+
+    `is_over`: the text ends here, by a stop string or by the last call that is allowed.
+    """
 
     text: str
     tokens_used: int
     stop_string: str | None
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    is_over: bool = False
 
 
 class TextAssembler:
-    """After a stop string was found it takes no more."""
+    """Once it is over it takes no more."""
 
     def __init__(
         self, detokenizer: Detokenizer, stops: StopStrings | None, tool_parser: ToolParser | None = None
@@ -41,11 +51,25 @@ class TextAssembler:
         self._tool_parser = tool_parser
 
     def add(self, token_ids: Sequence[int]) -> Assembled:
-        """The text that these tokens complete. A match in it is the end: nothing is held back then."""
-        if self._tool_parser is None:
+        """The text that these tokens complete. An end in it is the end: nothing is held back then."""
+        parser = self._tool_parser
+        if parser is None:
             return self._add(token_ids)
+        if parser.most_calls is not None:
+            return self._add_up_to_call(parser, token_ids)
         made = self._add(token_ids)
-        return self._parsed(self._tool_parser, made, is_last=made.stop_string is not None)
+        return self._parsed(parser, made, is_last=made.is_over)
+
+    def _add_up_to_call(self, parser: ToolParser, token_ids: Sequence[int]) -> Assembled:
+        """One by one, so that the token that completes the last call is known."""
+        text, calls = "", tuple[ToolCallDelta, ...]()
+        for place, token_id in enumerate(token_ids):
+            step = self._add((token_id,))
+            made = self._parsed(parser, step, is_last=step.is_over)
+            text, calls = text + made.text, calls + made.tool_calls
+            if made.is_over:
+                return Assembled(text, place + 1, made.stop_string, calls, is_over=True)
+        return Assembled(text, len(token_ids), None, calls)
 
     def finish(self) -> Assembled:
         """The text held back so far, at the end of the generation."""
@@ -61,7 +85,7 @@ class TextAssembler:
             text, stop = self._stops.feed(self._detokenizer.add((token_id,)))
             parts.append(text)
             if stop is not None:
-                return Assembled("".join(parts), place + 1, stop)
+                return Assembled("".join(parts), place + 1, stop, is_over=True)
         return Assembled("".join(parts), len(token_ids), None)
 
     def _finish(self) -> Assembled:
@@ -69,11 +93,11 @@ class TextAssembler:
         if self._stops is None:
             return Assembled(rest, 0, None)
         text, stop = self._stops.feed(rest)
-        return Assembled(text if stop else text + self._stops.flush(), 0, stop)
+        return Assembled(text if stop else text + self._stops.flush(), 0, stop, is_over=stop is not None)
 
     def _parsed(self, parser: ToolParser, made: Assembled, *, is_last: bool) -> Assembled:
         text, calls = parser.feed(made.text) if made.text else ("", ())
         if is_last:
             rest, more = parser.finish()
             text, calls = text + rest, calls + more
-        return Assembled(text, made.tokens_used, made.stop_string, calls)
+        return Assembled(text, made.tokens_used, made.stop_string, calls, made.is_over or parser.is_over)

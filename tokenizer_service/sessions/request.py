@@ -28,7 +28,8 @@ class IdsPrompt:
 class ConversationPrompt:
     """`num_messages` is what the client sent; of too many, only the first are in `messages`.
 
-    `tool_choice` None: the model may call where there are tools. `chat_template` replaces the model's own,
+    `tool_choice` None: the model may call where there are tools; without `parallel_tool_calls` at most once in a turn.
+    `chat_template` replaces the model's own,
     where the operator allows it.
     """
 
@@ -38,6 +39,7 @@ class ConversationPrompt:
     add_generation_prompt: bool
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
 

@@ -33,7 +33,10 @@ class Backlog:
 
 
 class Sample:
-    """Counts what is unread in a backlog that the samples of a request share. `end` is set by the session."""
+    """Counts what is unread in a backlog that the samples of a request share. `end` is set by the session.
+
+    `is_cut`: its text has ended before the engine said so, by a stop string or the last call that is allowed.
+    """
 
     __slots__ = (
         "_assembler",
@@ -48,6 +51,7 @@ class Sample:
         "end",
         "has_tool_calls",
         "index",
+        "is_cut",
         "stop_string",
         "tokens_received",
     )
@@ -55,6 +59,7 @@ class Sample:
     def __init__(self, index: int, assembler: TextAssembler, backlog: Backlog, *, include_stop: bool) -> None:
         self.index = index
         self.end: Completed | None = None
+        self.is_cut = False
         self.stop_string: str | None = None
         self.has_tool_calls = False
         self.tokens_received = 0
@@ -75,18 +80,18 @@ class Sample:
         return self._prompt_read < len(self._prompt_logprobs)
 
     def take(self, news: TokenNews) -> int:
-        """Takes tokens up to a stop string, which it keeps in `stop_string`; returns how many."""
+        """Takes tokens up to the end of the text (see `is_cut`); returns how many."""
         _, token_ids, finish, logprobs, prompt_logprobs = news
         visible = token_ids if finish is None else self._visible(token_ids, finish)
-        text, used, stop, calls = self._assembler.add(visible)
-        if stop is None:
+        text, used, stop, calls, is_over = self._assembler.add(visible)
+        if is_over:
+            token_ids = token_ids[:used]
+        else:
             used = len(token_ids)
             if finish is not None:
                 rest = self._assembler.finish()
-                text, stop, calls = text + rest.text, rest.stop_string, calls + rest.tool_calls
-        else:
-            token_ids = token_ids[:used]
-        self.stop_string = stop
+                text, stop, calls, is_over = text + rest.text, rest.stop_string, calls + rest.tool_calls, rest.is_over
+        self.stop_string, self.is_cut = stop, is_over
         self.tokens_received += used
         self._token_ids.extend(token_ids)
         self._backlog.tokens += used

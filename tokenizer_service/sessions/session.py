@@ -120,7 +120,7 @@ class TextSession:
         sample = self._samples[news.index]
         if self._failure is not None or sample.end is not None:
             return
-        if sample.stop_string is not None:
+        if sample.is_cut:
             if news.finish is not None:
                 self._complete_stop(sample, news.finish.usage.cached_tokens)
             return
@@ -134,7 +134,7 @@ class TextSession:
 
     def on_lost(self, refusal: Refusal) -> None:
         for sample in self._samples:
-            if sample.stop_string is not None:
+            if sample.is_cut:
                 self._complete_stop(sample, 0)
         self.fail(refusal)
 
@@ -178,8 +178,8 @@ class TextSession:
             self._observer.on_tokens(used, sample.index)
         if sample.has_unread():
             self._readable[sample.index] = None
-        if sample.stop_string is not None:
-            self._found_stop(sample, news)
+        if sample.is_cut:
+            self._cut(sample, news)
         elif news.finish is not None:
             self._finish(sample, news)
         else:
@@ -194,11 +194,12 @@ class TextSession:
         message = f"the reader is too slow: {tokens:,} tokens and {chars:,} characters were left unread"
         self.fail(Refusal(RefusalCode.RESOURCE_EXHAUSTED, message))
 
-    def _found_stop(self, sample: Sample, news: TokenNews) -> None:
+    def _cut(self, sample: Sample, news: TokenNews) -> None:
         if news.finish is not None:
             self._complete_stop(sample, news.finish.usage.cached_tokens)
             return
-        self._observer.on_stop_string()
+        if sample.stop_string is not None:
+            self._observer.on_stop_string()
         if self._stream is not None:
             self._stream.cancel(sample.index)
         if sample.end is None and not self._is_closed:

@@ -32,15 +32,19 @@ _BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProper
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How calls are read out of one request's text. `constraint` is set when a call is forced."""
+    """How calls are read out of one request's text. `constraint` is set when a call is forced.
+
+    `most_calls`: with the last of them the text ends (a constraint ends by itself).
+    """
 
     names: frozenset[str]
     syntax: ToolSyntax
     constraint: JsonSchema | None
+    most_calls: int | None = None
 
     def new_parser(self, new_id: Callable[[], str]) -> StreamingToolParser:
         """Of one sample."""
-        return StreamingToolParser(self.syntax, self.names, new_id)
+        return StreamingToolParser(self.syntax, self.names, new_id, self.most_calls)
 
 
 def tool_use(prompt: Prompt, sampling: SamplingOptions, tool_format: ToolFormat) -> ToolUse | None:
@@ -52,7 +56,7 @@ def tool_use(prompt: Prompt, sampling: SamplingOptions, tool_format: ToolFormat)
         return ToolUse(names, FORCED_SYNTAX, tool_constraint(_callable_tools(prompt), _most_calls(prompt)))
     if sampling.structured_output is not None or tool_format is ToolFormat.NONE:
         return None
-    return ToolUse(names, SYNTAXES[tool_format], None)
+    return ToolUse(names, SYNTAXES[tool_format], None, None if prompt.parallel_tool_calls else 1)
 
 
 def is_forced(prompt: ConversationPrompt) -> bool:
@@ -118,7 +122,8 @@ def _callable_tools(prompt: ConversationPrompt) -> Sequence[Tool]:
 
 
 def _most_calls(prompt: ConversationPrompt) -> int:
-    return 1 if isinstance(prompt.tool_choice, NamedTool) else MAX_FORCED_CALLS
+    is_one = isinstance(prompt.tool_choice, NamedTool) or not prompt.parallel_tool_calls
+    return 1 if is_one else MAX_FORCED_CALLS
 
 
 def _call_schema(name: str, arguments: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ What is read does not depend on how the text is split. Only text that may become
 space, a beginning of the opener, and a call up to its arguments; from there the arguments go out as raw JSON
 as they come. What turns out to be no call is ordinary text: JSON that is not strict, no name or an unknown
 one, arguments that are no object. If that shows only within the arguments, what was sent of them stays, and
-text goes on from the wrong character. White space around calls is not shown.
+text goes on from the wrong character. White space around calls is not shown. Where only some calls are allowed,
+the last of them is the end: nothing after it is shown.
 
 Must not know: tokens, requests, templates.
 """
@@ -27,9 +28,12 @@ _HEAD = re.compile(
 
 
 class StreamingToolParser:
-    """Of one sample. `names` are the tools that may be called."""
+    """Of one sample. `names` are the tools that may be called, `most_calls` how often (None: as often as it likes)."""
 
-    def __init__(self, syntax: ToolSyntax, names: Set[str], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, syntax: ToolSyntax, names: Set[str], new_id: Callable[[], str], most_calls: int | None = None
+    ) -> None:
+        self.most_calls = most_calls
         self._syntax = syntax
         self._names = names
         self._new_id = new_id
@@ -41,6 +45,11 @@ class StreamingToolParser:
         self._shown: list[str] = []
         self._calls: list[ToolCallDelta] = []
         self._state: Callable[[], bool] = self._at_start if syntax.is_whole_text else self._in_text
+
+    @property
+    def is_over(self) -> bool:
+        """The last call that is allowed is complete."""
+        return self._state == self._over
 
     def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """New text in; what is to be shown, and new parts of calls."""
@@ -131,8 +140,16 @@ class StreamingToolParser:
             return self._fail(len(text))
         self._new_call(call[0])
         self._say(call[1])
-        self._text, self._raw, self._state = self._text[len(text) :], "", self._after_object
+        self._text = self._text[len(text) :]
+        return self._end_call()
+
+    def _end_call(self) -> bool:
+        self._raw, self._state = "", self._over if self._is_last else self._after_object
         return True
+
+    def _over(self) -> bool:
+        self._text = ""
+        return False
 
     def _in_arguments(self) -> bool:
         if not self._text:
@@ -153,9 +170,7 @@ class StreamingToolParser:
         self._consume(self._scanner.scan(self._text))
         if self._scanner.is_bad:
             return self._fail(0)
-        if self._scanner.is_done:
-            self._raw, self._state = "", self._after_object
-        return True
+        return self._end_call() if self._scanner.is_done else True
 
     def _after_object(self) -> bool:
         separator, closer = self._syntax.separator, self._syntax.closer
@@ -172,7 +187,7 @@ class StreamingToolParser:
         return True
 
     def _text_state(self) -> Callable[[], bool]:
-        return self._only_text if self._syntax.is_whole_text else self._in_text
+        return self._only_text if self._syntax.is_whole_text or self._is_last else self._in_text
 
     def _expect(self, mark: str, then: Callable[[], bool]) -> bool:
         rest = self._text.lstrip()
@@ -194,6 +209,11 @@ class StreamingToolParser:
         self._shown.append(self._raw)
         self._raw, self._state = "", self._text_state()
         return True
+
+    @property
+    def _is_last(self) -> bool:
+        """No call may begin any more."""
+        return self.most_calls is not None and self._num_calls >= self.most_calls
 
     def _new_call(self, name: str) -> None:
         self._calls.append(ToolCallDelta(self._num_calls, self._new_id(), name, ""))

@@ -108,11 +108,14 @@ TOOLS = [pb.Tool(name="f", description="d", parameters='{"type": "object"}'), pb
     ],
 )
 def test_a_chat_with_tools(choice: Any, message: pb.ToolChoice | None) -> None:
-    request = convert.chat_request(TURNS, DEFAULT_SAMPLING, convert.Identity(), RENDERING, tool_choice=choice)
+    request = convert.chat_request(
+        TURNS, DEFAULT_SAMPLING, convert.Identity(), RENDERING, tool_choice=choice, parallel_tool_calls=False
+    )
     assert request == pb.ChatRequest(
         messages=MESSAGES,
         tools=TOOLS,
         tool_choice=message,
+        parallel_tool_calls=False,
         add_generation_prompt=False,
         continue_final_message=True,
         chat_template="t",

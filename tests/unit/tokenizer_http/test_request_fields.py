@@ -127,7 +127,6 @@ def test_a_null_in_the_stream_options_is_not_set() -> None:
         ({"best_of": 2}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["x"] * 129}, "bad_words"),
     ],

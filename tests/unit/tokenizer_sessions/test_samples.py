@@ -175,6 +175,9 @@ async def test_a_prompt_s_log_probabilities_come_first_and_in_parts() -> None:
 class Shouts:
     """A tool parser for which text between "x" and "z" is a call's arguments."""
 
+    most_calls: int | None = None
+    is_over = False
+
     def __init__(self) -> None:
         self._inside = False
         self._calls = 0

@@ -67,6 +67,19 @@ def test_a_forced_call_is_structured_output(choice: ToolChoice, most: int, kind:
     assert json.loads(use.constraint.schema)["maxItems"] == most
 
 
+def test_at_most_one_call_in_a_turn() -> None:
+    """Free, the text ends with it; forced, the constraint has no room for another."""
+    prompt = replace(PROMPT, parallel_tool_calls=False)
+    free = tool_use(prompt, PLAIN, ToolFormat.HERMES)
+    assert free is not None
+    assert free.new_parser(lambda: "").most_calls == 1
+    for choice in (ToolMode.REQUIRED, NamedTool("tree")):
+        use = tool_use(replace(prompt, tool_choice=choice), PLAIN, ToolFormat.HERMES)
+        assert use is not None
+        assert use.constraint is not None
+        assert json.loads(use.constraint.schema)["maxItems"] == 1
+
+
 ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
     ({"root": {"next": {"next": {"n": 1}}}}, True),
     ({"root": {"next": {"next": {"n": 2}}}}, False),
