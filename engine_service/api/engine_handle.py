@@ -98,6 +98,8 @@ class EngineHandle:
             request.samples,
             request.priority,
             request.resumed,
+            request.tenant,
+            request.weight,
         )
         if not connection.commands.send(command):
             return _MAILBOX_FULL

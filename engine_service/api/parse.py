@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from engine_service.api.invalid import Invalid
 from engine_service.api.parse_sampling import parse_samples, parse_sampling
 from engine_service.core.admission import EngineLimits, check_request, check_resumed
+from engine_service.core.fairness import MAX_WEIGHT
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from tokenwire.engine.v1 import engine_pb2
 
 MAX_NAME_CHARACTERS = 256
+MAX_TENANT_CHARACTERS = 64
 _MAX_DURATION_SECONDS = 315_576_000_000
 _NANOS = 1_000_000_000
 
@@ -30,6 +32,8 @@ class EngineRequest:
     samples: int = 1
     priority: int = 0
     resumed: tuple[int, ...] = ()
+    tenant: str = ""
+    weight: int = 1
 
 
 def parse_token_request(
@@ -49,6 +53,8 @@ def parse_token_request(
     try:
         _check_name("request_id", message.request_id)
         _check_name("cache_salt", message.cache_salt)
+        _check_name("tenant", message.tenant, MAX_TENANT_CHARACTERS)
+        weight = _weight(message)
         token_ids = tuple(message.prompt_token_ids)
         sampling = parse_sampling(message.sampling, len(token_ids), limits, defaults, draw_seed)
         samples = parse_samples(message.sampling)
@@ -63,7 +69,18 @@ def parse_token_request(
     name = message.request_id or draw_name()
     if resumed:  # the prompt was reported before the first of them
         sampling = replace(sampling, prompt_logprobs=None)
-    return EngineRequest(name, token_ids, sampling, timeout_s, message.cache_salt, samples, message.priority, resumed)
+    return EngineRequest(
+        name,
+        token_ids,
+        sampling,
+        timeout_s,
+        message.cache_salt,
+        samples,
+        message.priority,
+        resumed,
+        message.tenant,
+        weight,
+    )
 
 
 def _resumed(message: engine_pb2.TokenRequest, samples: int) -> tuple[int, ...]:
@@ -73,9 +90,17 @@ def _resumed(message: engine_pb2.TokenRequest, samples: int) -> tuple[int, ...]:
     return tuple(message.resumed_token_ids)
 
 
-def _check_name(field: str, value: str) -> None:
-    if len(value) > MAX_NAME_CHARACTERS:
-        raise Invalid(field, f"{field} has {len(value):,} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+def _check_name(field: str, value: str, most: int = MAX_NAME_CHARACTERS) -> None:
+    if len(value) > most:
+        raise Invalid(field, f"{field} has {len(value):,} characters; at most {most} are allowed")
+
+
+def _weight(message: engine_pb2.TokenRequest) -> int:
+    if not message.HasField("weight"):
+        return 1
+    if not 1 <= message.weight <= MAX_WEIGHT:
+        raise Invalid("weight", f"weight {message.weight:,} is not in 1..{MAX_WEIGHT:,}")
+    return message.weight
 
 
 def _timeout(message: engine_pb2.TokenRequest, call_timeout_s: float | None) -> float | None:

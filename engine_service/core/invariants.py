@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from engine_service.core.block_pool import BlockPool
+from engine_service.core.fairness import FairShares
 from engine_service.core.prefix_index import BlockIndex
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
@@ -27,6 +28,25 @@ def check_state(
     _check_places(roster, live, holders)
     for request in live:
         _check_counters(request)
+
+
+def check_shares(shares: FairShares, roster: Roster, live: Collection[Request]) -> None:
+    """AssertionError when what the tenants are said to have differs from what their requests are."""
+    waiting = roster.waiting.all()
+    tenants = shares.tenants()
+    assert shares.total_weight == sum(tenant.weight for tenant in tenants)
+    assert {id(request.account.tenant) for request in live} <= {id(tenant) for tenant in tenants}
+    for tenant in tenants:
+        queue = [request for request in waiting if request.account.tenant is tenant]
+        tokens = sum(request.prompt_length for request in queue)
+        running = sum(request.account.tenant is tenant for request in roster.running)
+        counted = (tenant.waiting, tenant.waiting_tokens, tenant.running)
+        assert counted == (len(queue), tokens, running), f"tenant {tenant.name!r}: {counted}, not {len(queue), tokens}"
+    assert roster.waiting.num_tenants == sum(tenant.waiting > 0 for tenant in tenants)
+    for priority, lane in roster.waiting.lanes():
+        shown = sum(map(len, lane.requests.values()))
+        held = lane.num_waiting - shown
+        assert held >= 0, f"priority {priority}: {shown} requests in order, {lane.num_waiting} wait"
 
 
 def _check_pool(pool: BlockPool, index: BlockIndex) -> None:

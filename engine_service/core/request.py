@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from engine_service.core.fairness import Account, Tenant
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.prefix_index import CachedBlock
@@ -43,7 +44,8 @@ class Request:
     `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (priority, arrival, id): a
     lower number is better, so the lowest-ranked one is the latest of the worst priority. `family` joins it with the
     other samples of its prompt, if it has any. `resumed` are completion tokens of another engine, which go on here.
-    There are no phases; three counters say it all:
+    `account` is its own until the scheduler takes it, then the one that all
+    requests of its tenant and priority share. There are no phases; three counters say it all:
 
     - `num_computed`: positions whose KV exists; moves when a result is applied.
     - `num_scheduled`: positions named by plans so far (>= num_computed).
@@ -51,6 +53,7 @@ class Request:
     """
 
     __slots__ = (
+        "account",
         "arrival",
         "block_keys",
         "block_table",
@@ -98,6 +101,8 @@ class Request:
         priority: int = 0,
         family: "Family | None" = None,
         resumed: Sequence[int] = (),
+        tenant: str = "",
+        weight: int = 1,
     ) -> None:
         self.request_id = request_id
         self.token_ids = [*prompt, *resumed]
@@ -109,6 +114,7 @@ class Request:
         self.cache_salt = cache_salt
         self.priority = priority
         self.family = family
+        self.account = Account(Tenant(tenant, weight))
         self.rank = (priority, arrival, request_id)
         self.length_limit = self.prompt_length + sampling.max_tokens  # tokens, prompt included
         self.status = RequestStatus.WAITING

@@ -31,6 +31,7 @@ class Roster:
         self.waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         request.times_passed = 0
+        request.account.tenant.running += 1
         insort(self.running, request, key=by_rank)
 
     def preempt(self, request: Request) -> None:
@@ -61,6 +62,7 @@ class Roster:
 
     def _stop(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.rank, key=by_rank)]
+        request.account.tenant.running -= 1
         self.dropped.append(request.request_id)
         if request.family is not None:
             request.family.running.remove(request)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from engine_service.core.admission import check_length
 from engine_service.core.block_pool import BlockPool
 from engine_service.core.deadlines import DeadlineQueue
-from engine_service.core.invariants import check_state
+from engine_service.core.fairness import FairShares
+from engine_service.core.invariants import check_shares, check_state
 from engine_service.core.kv_events import KvEvent, KvEventLog
 from engine_service.core.kv_manager import KvManager
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
@@ -23,6 +24,7 @@ from engine_service.core.prefix_index import (
     PrefixIndex,
     sha256_digest,
 )
+from engine_service.core.queue_limits import QueueLimits
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
 from engine_service.core.scheduler_config import SchedulerConfig as SchedulerConfig
@@ -35,9 +37,6 @@ MAX_PLANS_IN_FLIGHT = 8
 # Local names: in CPython 3.11 reading a member of an Enum class costs more than all else in these loops.
 _RUNNING = RequestStatus.RUNNING
 _FINISHED = RequestStatus.FINISHED
-
-RETRY_AFTER_S = 1.0
-"""Hint for a client that found the queue full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,9 @@ class Scheduler:
         index: BlockIndex = PrefixIndex(config.block_size, hash_function) if config.prefix_cache else NullPrefixIndex()
         self._kv = KvManager(BlockPool(config.num_blocks), index, config.block_size)
         self._roster = Roster(self._kv)
-        self._planner = Planner(config, self._kv, self._roster)
+        self._shares = FairShares(config.max_num_requests)
+        self._planner = Planner(config, self._kv, self._roster, self._shares)
+        self._queue_limits = QueueLimits(config, self._roster.waiting, self._shares)
         self._live: dict[int, Request] = {}
         self._flights: deque[_Flight] = deque()
         self._deadlines = DeadlineQueue()
@@ -78,7 +79,10 @@ class Scheduler:
         for request in samples:
             if request.request_id in self._live:
                 raise ValueError(f"request id {request.request_id} is submitted while it is live")
-        refusal = self._check_fits(samples[0]) or self._check_queue(samples)
+        refusal = self._check_fits(samples[0])
+        if refusal is None:
+            self._open_accounts(samples)
+            refusal = self._queue_limits.check(samples)
         if refusal is None:
             for request in samples:
                 request.length_limit = min(request.length_limit, self._config.max_model_len)
@@ -109,6 +113,7 @@ class Scheduler:
         if len(self._flights) >= MAX_PLANS_IN_FLIGHT:
             raise RuntimeError(f"{len(self._flights)} plans are in flight: apply the oldest result first")
         self._expire(now)
+        self._shares.expire(now)
         draft = self._planner.draft()
         if not draft.chunks and not self._roster.dropped:
             return None
@@ -192,6 +197,12 @@ class Scheduler:
         holders = {id(r): r for flight in self._flights for r in flight.requests}
         holders.update({id(r): r for r in self._live.values()})
         check_state(self._kv.pool, self._kv.index, self._roster, self._live.values(), list(holders.values()))
+        check_shares(self._shares, self._roster, self._live.values())
+
+    def _open_accounts(self, samples: Sequence[Request]) -> None:
+        for request in samples:
+            own = request.account.tenant
+            request.account = self._shares.account(own.name, own.weight, request.priority, request.arrival)
 
     def _check_fits(self, request: Request) -> Refusal | None:
         config = self._config
@@ -202,25 +213,6 @@ class Scheduler:
             config.block_size,
             config.num_blocks,
         )
-
-    def _check_queue(self, samples: Sequence[Request]) -> Refusal | None:
-        """An empty queue takes any prompt, however long."""
-        waiting, config = self._roster.waiting, self._config
-        tokens = sum(request.prompt_length for request in samples)
-        if len(samples) > config.max_waiting_requests:  # to try again later would not help
-            message = f"n {len(samples):,} exceeds the {config.max_waiting_requests:,} requests that may wait"
-            return Refusal(RefusalCode.INVALID, message, "request.sampling.n")
-        if len(waiting) + len(samples) > config.max_waiting_requests:
-            more = f", {len(samples)} more would exceed" if len(samples) > 1 else ","
-            message = f"{len(waiting):,} requests wait already{more} the limit is {config.max_waiting_requests:,}"
-        elif len(waiting) and waiting.num_tokens + tokens > config.max_waiting_tokens:
-            message = (
-                f"{waiting.num_tokens:,} prompt tokens wait already, {tokens:,} more would "
-                f"exceed the limit of {config.max_waiting_tokens:,}"
-            )
-        else:
-            return None
-        return Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)
 
     def _expire(self, now: float) -> None:
         for request in self._deadlines.pop_passed(now):

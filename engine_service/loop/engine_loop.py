@@ -181,6 +181,8 @@ def _samples(command: Submit, now: float) -> list[Request]:
             priority=command.priority,
             family=family,
             resumed=command.resumed,
+            tenant=command.tenant,
+            weight=command.weight,
         )
         for place in range(command.samples)
     ]

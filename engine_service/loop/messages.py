@@ -22,7 +22,8 @@ class Submit:
     """A validated request. `timeout_s` counts from its arrival in the engine process.
 
     It is `samples` requests of one prompt, with ids request_id, request_id + 1, ... and seeds seed, seed + 1, ...
-    (wrapping at int64). A lower `priority` is served earlier. `resumed`: see `Request`; then there is one sample.
+    (wrapping at int64). A lower `priority` is served earlier; within one, `tenant`s share by `weight`. `resumed`: see
+    `Request`; then there is one sample.
     """
 
     request_id: int
@@ -33,6 +34,8 @@ class Submit:
     samples: int = 1
     priority: int = 0
     resumed: tuple[int, ...] = ()
+    tenant: str = ""
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)

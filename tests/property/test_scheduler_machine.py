@@ -1,6 +1,6 @@
 """State machine: submit, plan, settle, abort and pass deadlines at any moment; every stream stays exact.
 
-Submissions have one or more samples of a prompt, and a priority.
+Submissions have one or more samples of a prompt, a priority and a tenant.
 
 The device checks each plan and each slot (see core_driver); the machine checks queues, blocks and streams.
 """
@@ -58,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         copies=st.integers(1, 4),
         are_samples=st.booleans(),
         priority=st.sampled_from([0, 0, 1, -3]),
+        tenant=st.sampled_from([("", 1), ("", 1), ("a", 1), ("b", 3), ("c", 7)]),
         limits=st.fixed_dictionaries(
             {
                 "max_tokens": st.integers(1, 6) | st.integers(8, 40),
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         copies: int,
         are_samples: bool,
         priority: int,
+        tenant: tuple[str, int],
         limits: dict[str, Any],
         salt: str,
         patience: int | None,
@@ -93,6 +95,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 cache_salt=salt,
                 priority=priority,
                 family=family,
+                tenant=tenant[0],
+                weight=tenant[1],
             )
             for place in range(copies)
         ]

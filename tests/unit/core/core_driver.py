@@ -52,6 +52,8 @@ def request(
     cache_salt: str = "",
     priority: int = 0,
     family: Family | None = None,
+    tenant: str = "",
+    weight: int = 1,
     **sampling_changes: Any,
 ) -> Request:
     return Request(
@@ -63,6 +65,8 @@ def request(
         cache_salt=cache_salt,
         priority=priority,
         family=family,
+        tenant=tenant,
+        weight=weight,
     )
 
 

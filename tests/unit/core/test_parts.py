@@ -9,6 +9,7 @@ import pytest
 
 from engine_service.core.block_pool import BlockPool
 from engine_service.core.deadlines import DeadlineQueue
+from engine_service.core.fairness import Account, Tenant
 from engine_service.core.kv_manager import blocks_for
 from engine_service.core.outcome import FinishReason
 from engine_service.core.request import RequestStatus
@@ -102,6 +103,9 @@ def test_waiting_queue_has_preempted_requests_first_by_rank():
     queue = WaitingQueue()
     fresh = [request(number, [1] * number) for number in (8, 3, 9)]
     preempted = [request(number, [1] * number) for number in (6, 2, 4)]
+    account = Account(Tenant("", 1))
+    for item in [*fresh, *preempted]:
+        item.account = account
     for item in fresh:
         queue.add(item)
     for item in preempted:
@@ -109,7 +113,13 @@ def test_waiting_queue_has_preempted_requests_first_by_rank():
         item.move_to(RequestStatus.PREEMPTED)
         queue.add(item)
     assert [item.request_id for item in queue.all()] == [2, 4, 6, 3, 8, 9]
-    assert [item.request_id for item in queue.first(4)] == [2, 4, 6, 3]
+    turns = queue.turns()
+    order = []
+    while (item := turns.next()) is not None:
+        order.append(item.request_id)
+        turns.pass_over(item)
+    turns.close()
+    assert order == [2, 4, 6, 3, 8, 9]
     assert (len(queue), queue.num_tokens) == (6, 32)
     queue.remove(preempted[2])
     queue.remove(fresh[1])

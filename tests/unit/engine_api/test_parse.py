@@ -87,8 +87,8 @@ def test_explicit_token_rules_and_outputs_are_used_as_given() -> None:
         n=3,
         structured_output=sampling_pb2.StructuredOutput(choice=sampling_pb2.Choices(values=["a", "é"])),
     )
-    request = served(prompt_token_ids=[1], sampling=sampling, priority=-7)
-    assert (request.samples, request.priority) == (3, -7)
+    request = served(prompt_token_ids=[1], sampling=sampling, priority=-7, tenant="a", weight=9)
+    assert (request.samples, request.priority, request.tenant, request.weight) == (3, -7, "a", 9)
     assert request.sampling == SamplingParams(
         max_tokens=9,
         seed=1,

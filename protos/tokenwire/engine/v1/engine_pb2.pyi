@@ -35,6 +35,8 @@ class TokenRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUMED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; at most 256
     characters. Used in logs and by Abort. Empty: the engine makes one.
@@ -44,8 +46,16 @@ class TokenRequest(_message.Message):
     characters. Empty and unset: the common, unsalted cache.
     """
     priority: _builtins.int
-    """Waiting requests are taken in the order of priority, then of arrival: a
-    lower number is earlier. Unset: 0.
+    """Waiting requests are taken in the order of priority (a lower number is
+    earlier), then of the least served tenant, then of arrival. Unset: 0.
+    """
+    tenant: _builtins.str
+    """Whose request it is: the engine is shared fairly between tenants. At most
+    64 characters. Empty and unset: the nameless tenant.
+    """
+    weight: _builtins.int
+    """The tenant's part of the engine, relative to the others': 1..1000. What its
+    latest request says counts. Unset: 1.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -75,23 +85,33 @@ class TokenRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
         resumed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tenant: _builtins.str | None = ...,
+        weight: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_weight", b"_weight", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_timeout", b"_timeout", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resumed_token_ids", b"resumed_token_ids", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_weight", b"_weight", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resumed_token_ids", b"resumed_token_ids", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout) -> _WhichOneofReturnType__timeout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___TokenRequest: _TypeAlias = TokenRequest  # noqa: Y015
 
