@@ -152,8 +152,11 @@ class FairShares:
         return num_blocks // RESERVE_DIVISOR if self.is_shared and tenant.running else 0
 
     def within_share(self, mine: int, more: int, limit: int, tenant: Tenant) -> bool:
-        """Whether `mine` and `more` are within the tenant's part of `limit`, or the tenant has none yet."""
-        return mine == 0 or (mine + more) * self._total_weight <= limit * tenant.weight
+        """Whether `mine` and `more` are within the tenant's part of `limit`, or the tenant has none yet.
+
+        A tenant that is alone has no part: others may come.
+        """
+        return mine == 0 or (self.is_shared and (mine + more) * self._total_weight <= limit * tenant.weight)
 
     def _bound(self) -> None:
         """Drops the longest unseen idle tenant beyond MAX_TENANTS; those with requests are bounded by these."""
