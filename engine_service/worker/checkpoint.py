@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
 
 _INDEX = "model.safetensors.index.json"
 _NAMED_KEYS = 5
@@ -60,12 +59,19 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def read_config(folder: Path) -> Any:
-    """The transformers configuration of a folder that has one and safetensors weights. ValueError otherwise."""
+def check_files(folder: Path) -> None:
+    """ValueError for a folder without a configuration or without safetensors weights."""
     if not (folder / "config.json").is_file():
         raise ValueError("the model folder has no config.json")
     if not any(folder.glob("*.safetensors")):
         raise ValueError("the model folder has no .safetensors file; other weight formats are not loaded")
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers configuration of a folder that has one and safetensors weights. ValueError otherwise."""
+    from transformers import AutoConfig  # takes seconds, which most models' start need not pay
+
+    check_files(folder)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

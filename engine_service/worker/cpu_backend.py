@@ -13,6 +13,7 @@ from engine_service.worker.attention import BlockCopies
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.checkpoint import (
     Checkpoint,
+    check_files,
     max_positions,
     read_config,
     read_eos_token_ids,
@@ -32,6 +33,7 @@ from engine_service.worker.kernels.cpu_model import (
 )
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
+from engine_service.worker.plain_config import read_plain_config
 from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +85,8 @@ def _load_generic(config: WorkerConfig, team: ThreadTeam | None) -> LoadedModel:
 
 
 def _read_fused(config: WorkerConfig, team: ThreadTeam) -> "FusedModel | Unsupported":
-    model_config = read_config(config.model_folder)
+    check_files(config.model_folder)
+    model_config = read_plain_config(config.model_folder) or read_config(config.model_folder)
     shape = decoder_shape(model_config)
     if isinstance(shape, Unsupported):
         return shape

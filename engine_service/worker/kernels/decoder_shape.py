@@ -1,4 +1,4 @@
-"""Which models the C++ decoder can run, read from a transformers configuration.
+"""Which models the C++ decoder can run, read from a configuration: transformers' own or `plain_config`'s.
 
 Must not know: weights, requests, the C interface.
 """
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Ropes whose angles depend on the position only; all models above form them alike.
@@ -100,6 +99,8 @@ def _frequencies(config: Any) -> tuple[torch.Tensor, float]:
     rope = config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     if kind != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes seconds
+
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         return frequencies.float(), float(factor)
     # Su et al., RoFormer (2021): theta ** (-2 i / d)
