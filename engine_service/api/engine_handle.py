@@ -6,15 +6,14 @@ Must not know: protobuf, gRPC calls, how the engine runs.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
 from engine_service.api.engine_metrics import EngineMetrics
+from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.core.admission import EngineLimits
-from engine_service.core.kv_events import KvEvent
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import Abort, EngineInfo, EngineReady, RequestTiming, StepReport, Submit
@@ -23,12 +22,6 @@ STARTING = Refusal(RefusalCode.ENGINE_GONE, "the engine is starting", retry_afte
 SHUTTING_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "the engine service is shutting down")
 _MAILBOX_FULL = Refusal(RefusalCode.QUEUE_FULL, "the engine takes no more requests now", retry_after_s=1.0)
 _ABORTED = Refusal(RefusalCode.CANCELLED, "aborted by request id")
-
-
-class CommandSink(Protocol):
-    """Where commands go: the front's end of the mailbox."""
-
-    def send(self, command: object, *, always: bool = False) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -57,8 +50,7 @@ class EngineHandle:
         self._by_name: dict[str, Submission] = {}
         self._connection: Connection | None = None
         self.draining = asyncio.Event()
-        # Who is told of the prefix cache, after a WatchKvEvents.
-        self.kv_listener: Callable[[Sequence[KvEvent]], None] | None = None
+        self.kv_feed = KvFeed()
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger()
@@ -183,8 +175,8 @@ class EngineHandle:
         connection.stats = report.stats
         if report.steps:
             connection.last_step = self._clock()
-        if report.kv_events and self.kv_listener is not None:
-            self.kv_listener(report.kv_events)
+        if report.kv_events:
+            self.kv_feed.tell(report.kv_events)
         timings = {timing.request_id: timing for timing in report.finished}
         for item in report.news:
             live = self._live.get(item.request_id)

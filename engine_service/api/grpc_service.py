@@ -13,6 +13,8 @@ from engine_service.api import errors
 from engine_service.api.admission import Door
 from engine_service.api.convert import add_prompt_logprobs, generate_response, load_message, model_info_message
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
+from engine_service.api.kv_changes import change_messages
+from engine_service.api.kv_mirror import MAX_WATCHERS, KvWatchers
 from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.session import Session
 from engine_service.core.outcome import Refusal, RefusalCode
@@ -22,6 +24,8 @@ from tokenwire.engine.v1 import engine_pb2
 SERVICE_NAME = "tokenwire.engine.v1.EngineService"
 # A peer that calls Session and then says nothing does not keep the stream.
 SESSION_OPEN_TIMEOUT_SECONDS = 10.0
+# Changes gather that long between two messages: the watchers cost the engine's front next to nothing.
+_KV_PAUSE_SECONDS = 0.02
 _CLIENT_LEFT = Refusal(RefusalCode.CANCELLED, "the client left")
 
 GenerateContext = grpc.aio.ServicerContext[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
@@ -46,6 +50,7 @@ class EngineService:
         self._engine_version = engine_version
         self._clock = clock
         self._session_open_timeout_s = session_open_timeout_s
+        self._watchers = KvWatchers(handle.kv_feed)
 
     async def session(
         self,
@@ -107,7 +112,33 @@ class EngineService:
         age_s = None if last is None else self._clock() - last
         return load_message(connection.stats, connection.info.pid, age_s)
 
-    async def _running_engine(self, context: grpc.aio.ServicerContext[object, object]) -> Connection:
+    async def watch_kv_events(
+        self,
+        request: engine_pb2.WatchKvEventsRequest,
+        context: grpc.aio.ServicerContext[engine_pb2.WatchKvEventsRequest, engine_pb2.WatchKvEventsResponse],
+    ) -> None:
+        connection = await self._running_engine(context)
+        if self._watchers.is_full:
+            message = f"{MAX_WATCHERS} streams of KV events are open, the most there may be"
+            await errors.abort(context, Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=1.0))
+        info = connection.info
+        sequence_number = 0
+        with self._watchers.watching(connection) as watcher:
+            while (news := await watcher.take()) is not None:
+                for changes in change_messages(news):
+                    sequence_number += 1
+                    await context.write(
+                        engine_pb2.WatchKvEventsResponse(
+                            engine_epoch=info.epoch,
+                            sequence_number=sequence_number,
+                            block_size=info.block_size,
+                            changes=changes,
+                        )
+                    )
+                await asyncio.sleep(_KV_PAUSE_SECONDS)
+        await errors.abort(context, connection.reason)
+
+    async def _running_engine(self, context: grpc.aio.ServicerContext[Any, Any]) -> Connection:
         connection = self._handle.current
         if connection is None:
             await errors.abort(context, STARTING)
@@ -143,6 +174,11 @@ def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:
         ),
         "GetLoad": unary(
             _well_formed(service.get_load), request_parser(pb.GetLoadRequest), pb.GetLoadResponse.SerializeToString
+        ),
+        "WatchKvEvents": grpc.unary_stream_rpc_method_handler(
+            _well_formed(service.watch_kv_events),
+            request_parser(pb.WatchKvEventsRequest),
+            pb.WatchKvEventsResponse.SerializeToString,
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

@@ -1,4 +1,4 @@
-"""What happens to the blocks of the prefix index, told to whoever watches: block by block, with their tokens.
+"""What happens to the blocks of the prefix index, told to whoever watches: block by block, named by digests.
 
 Must not know: who watches, the pool, requests, torch.
 """
@@ -6,19 +6,27 @@ Must not know: who watches, the pool, requests, torch.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+DIGEST_BYTES = 16
+"""The leading bytes of a block's key that stand for it, and for all before it, outside of the engine."""
+
 
 class BlockStored(NamedTuple):
-    """A full block can be found from now on. `name` is an int64; `parent` names the block before it."""
+    """A full block can be found from now on; `parent` is the block before it.
 
-    name: int
-    parent: int | None
+    `token_ids` is empty where tokens were not asked for, and always for a block of salted requests.
+    """
+
+    digest: bytes
+    parent: bytes | None
     token_ids: tuple[int, ...]
+    is_salted: bool = False
 
 
 class BlocksRemoved(NamedTuple):
     """These can be found no longer."""
 
-    names: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    is_salted: bool = False
 
 
 class CacheSnapshot(NamedTuple):
@@ -32,6 +40,11 @@ class EventsLost(NamedTuple):
 
 
 KvEvent = BlockStored | BlocksRemoved | CacheSnapshot | EventsLost
+
+
+def short_name(digest: bytes) -> int:
+    """An int64 that stands for the block, for protocols that have no room for more."""
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 class KvEventLog:

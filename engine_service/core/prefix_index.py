@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Protocol
 
-from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, KvEventLog
+from engine_service.core.kv_events import DIGEST_BYTES, BlocksRemoved, BlockStored, CacheSnapshot, KvEventLog
 
 HashFunction = Callable[[bytes], bytes]
 
@@ -34,13 +34,15 @@ class CachedBlock:
         self.children: set[CachedBlock] = set()
 
     @property
-    def name(self) -> int:
-        """An int64 that stands for the prefix outside of this engine."""
-        return int.from_bytes(self.key[:8], "little", signed=True)
+    def digest(self) -> bytes:
+        """Stands for the prefix outside of this engine."""
+        return self.key[:DIGEST_BYTES]
 
-    def stored(self) -> BlockStored:
-        """What is told of this block."""
-        return BlockStored(self.name, None if self.parent is None else self.parent.name, self.token_ids)
+    def stored(self, with_tokens: bool) -> BlockStored:
+        """What is told of this block; the tokens of salted ones are nobody's business."""
+        parent = None if self.parent is None else self.parent.digest
+        tokens = self.token_ids if with_tokens and not self.salt else ()
+        return BlockStored(self.digest, parent, tokens, bool(self.salt))
 
     def holds(self, parent: "CachedBlock | None", token_ids: tuple[int, ...], salt: str) -> bool:
         """Whether this is exactly that block of that prefix: all is compared, but not the hash."""
@@ -78,8 +80,8 @@ class BlockIndex(Protocol):
     def blocks(self) -> list[int]:
         """All indexed blocks. For checks, not for steps."""
 
-    def watch(self, log: KvEventLog | None) -> None:
-        """Tells `log` from now on, beginning with what is there; None: nobody. Salted blocks are never told."""
+    def watch(self, log: KvEventLog | None, with_tokens: bool = True) -> None:
+        """Tells `log` from now on, beginning with what is there; None: nobody."""
 
 
 class PrefixIndex:
@@ -95,6 +97,7 @@ class PrefixIndex:
         self._by_key: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self._log: KvEventLog | None = None
+        self._tells_tokens = False
 
     def match(self, token_ids: Sequence[int], salt: str, keys: list[bytes], limit: int) -> list[CachedBlock]:
         found: list[CachedBlock] = []
@@ -128,8 +131,8 @@ class PrefixIndex:
         self._by_key[key] = self._by_block[block] = entry
         if parent is not None:
             parent.children.add(entry)
-        if self._log is not None and not salt:
-            self._log.add((entry.stored(),))
+        if self._log is not None:
+            self._log.add((entry.stored(self._tells_tokens),))
         return entry
 
     def has_key(self, key: bytes) -> bool:
@@ -147,19 +150,19 @@ class PrefixIndex:
             forgotten.extend(entry.children)
             entry.indexed = False
             del self._by_key[entry.key], self._by_block[entry.block]
-        if self._log is not None and not first.salt:
-            self._log.add((BlocksRemoved(tuple(entry.name for entry in forgotten)),))
+        if self._log is not None:
+            self._log.add((BlocksRemoved(tuple([entry.digest for entry in forgotten]), bool(first.salt)),))
         return [entry.block for entry in forgotten]
 
     def blocks(self) -> list[int]:
         return list(self._by_block)
 
-    def watch(self, log: KvEventLog | None) -> None:
+    def watch(self, log: KvEventLog | None, with_tokens: bool = True) -> None:
         self._log = log
+        self._tells_tokens = with_tokens
         if log is not None:
             # In the order of publication: a parent is there before its children.
-            entries = (entry for entry in self._by_key.values() if not entry.salt)
-            log.add((CacheSnapshot(tuple(entry.stored() for entry in entries)),))
+            log.add((CacheSnapshot(tuple([entry.stored(with_tokens) for entry in self._by_key.values()])),))
 
     def _tokens(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
         return tuple(token_ids[number * self._block_size : (number + 1) * self._block_size])
@@ -206,6 +209,6 @@ class NullPrefixIndex:
     def blocks(self) -> list[int]:
         return []
 
-    def watch(self, log: KvEventLog | None) -> None:
+    def watch(self, log: KvEventLog | None, with_tokens: bool = True) -> None:
         if log is not None:
             log.add((CacheSnapshot(()),))

@@ -97,10 +97,10 @@ class Scheduler:
         if request is not None:
             self._finish(request, FinishReason.ABORT, error=cause)
 
-    def watch_kv_events(self, is_on: bool) -> None:
+    def watch_kv_events(self, is_on: bool, with_tokens: bool = True) -> None:
         """From now on `take_kv_events` tells of the prefix cache, beginning with a snapshot; or it is silent."""
         self._kv_events = KvEventLog()
-        self._kv.index.watch(self._kv_events if is_on else None)
+        self._kv.index.watch(self._kv_events if is_on else None, with_tokens)
 
     def take_kv_events(self) -> tuple[KvEvent, ...]:
         return self._kv_events.take()

@@ -106,7 +106,7 @@ class EngineLoop:
                         if self._grammars is not None:
                             self._grammars.abort(request_id, command.cause)
                 case WatchKvEvents():
-                    self._scheduler.watch_kv_events(command.is_on)
+                    self._scheduler.watch_kv_events(command.is_on, command.with_tokens)
                 case Shutdown():
                     self._is_stopping = True
                 case _:

@@ -56,6 +56,7 @@ class WatchKvEvents:
     """From now on reports tell what happens in the prefix cache, beginning with a snapshot; or no longer."""
 
     is_on: bool
+    with_tokens: bool = False
 
 
 Command = Submit | Abort | WatchKvEvents | Shutdown

@@ -13,7 +13,7 @@ import pytest
 from smg_grpc_proto import vllm_engine_pb2 as vllm_pb2
 from smg_grpc_proto.generated import common_pb2
 
-from engine_service.api.vllm_compat import kv_feed
+from engine_service.api.vllm_compat import subscriptions
 from tests.fixtures.checkpoints import write_byte_tokenizer
 from tests.fixtures.gateway import answers, gateway_request, scripted_facade
 from tests.fixtures.scripted_engine import continuation
@@ -197,7 +197,7 @@ async def test_streams_of_events_are_bounded() -> None:
     async with scripted_facade() as facade:
         calls = [
             facade.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
-            for _ in range(kv_feed.MAX_SUBSCRIPTIONS)
+            for _ in range(subscriptions.MAX_SUBSCRIPTIONS)
         ]
         for call in calls:
             await asyncio.wait_for(call.read(), WAIT_S)

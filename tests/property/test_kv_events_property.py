@@ -1,4 +1,4 @@
-"""Whatever is published and removed, who applies the events knows exactly the unsalted blocks of the index."""
+"""Whatever is published and removed, who applies the events knows exactly the index; of salted blocks the digests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ PROMPTS: st.SearchStrategy[Prompt] = st.tuples(
 OPERATIONS = st.lists(st.one_of(PROMPTS, st.integers(0, 99)), max_size=40)
 
 
-def apply(events: tuple[KvEvent, ...], known: dict[int, tuple[int, ...]]) -> None:
+def apply(events: tuple[KvEvent, ...], known: dict[bytes, tuple[int, ...]]) -> None:
     """`known`: name -> all tokens of the prefix. A parent has to be known before its child."""
     for event in events:
         match event:
@@ -23,11 +23,12 @@ def apply(events: tuple[KvEvent, ...], known: dict[int, tuple[int, ...]]) -> Non
                 known.clear()
                 apply(event.blocks, known)
             case BlockStored():
-                assert event.name not in known
+                assert event.digest not in known
+                assert not (event.is_salted and event.token_ids)
                 before = () if event.parent is None else known[event.parent]
-                known[event.name] = before + event.token_ids
+                known[event.digest] = before + event.token_ids
             case BlocksRemoved():
-                for name in event.names:
+                for name in event.digests:
                     del known[name]
 
 
@@ -39,7 +40,7 @@ def prefix_of(entry: CachedBlock) -> tuple[int, ...]:
 def test_events_mirror_the_index(operations: list[Prompt | int], watched_from: int) -> None:
     index, log = PrefixIndex(BLOCK), KvEventLog()
     present: dict[int, CachedBlock] = {}
-    known: dict[int, tuple[int, ...]] = {}
+    known: dict[bytes, tuple[int, ...]] = {}
     is_watched = False
     for place, operation in enumerate(operations):
         if place == watched_from:
@@ -51,8 +52,8 @@ def test_events_mirror_the_index(operations: list[Prompt | int], watched_from: i
             publish(index, present, *operation, first_block=place * 100)
         apply(log.take(), known)
         if is_watched:
-            wanted = {prefix_of(entry) for entry in present.values() if not entry.salt}
-            assert sorted(known.values()) == sorted(wanted)
+            wanted = {entry.digest: () if entry.salt else prefix_of(entry) for entry in present.values()}
+            assert known == wanted
 
 
 def publish(

@@ -16,8 +16,10 @@ import structlog
 
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, with_logprobs
+from tokenizer_service.engines.kv_watch import watch_blocks
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import ModelInfo, TokenNews, TokenSink, TokenStream, TokenSubmission
+from tokenizer_service.engines.prefix_map import Holder
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -72,7 +74,7 @@ class _Live:
 class EngineConnection:
     """`run` keeps the session; `submit` uses it. `jitter` gives numbers in [0, 1).
 
-    `on_change` is called when the replica becomes usable or stops being so.
+    `on_change` is called when the replica becomes usable or stops being so. `blocks` follows what it can reuse.
     """
 
     address: str
@@ -82,6 +84,7 @@ class EngineConnection:
     dialer: Dialer
     jitter: Callable[[], float]
     on_change: Callable[[], None]
+    blocks: Holder | None = None
     model: ModelInfo | None = None
     is_draining: bool = False
     is_leaving: bool = False
@@ -152,7 +155,12 @@ class EngineConnection:
             model = await self._open(call)
             if not self._accept(model):
                 return False
-            await self._serve(call)
+            watching = asyncio.create_task(self._watch_blocks(stub, model))
+            try:
+                await self._serve(call)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
             return self._disconnect()
@@ -160,6 +168,10 @@ class EngineConnection:
             self._disconnect()
             call.cancel()
         return True
+
+    async def _watch_blocks(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", model: ModelInfo) -> None:
+        if self.blocks is not None:
+            await watch_blocks(stub, model, self.blocks, self.address)
 
     async def _open(self, call: SessionCall) -> ModelInfo:
         """Raises TimeoutError when the engine does not answer, AioRpcError when it refuses."""

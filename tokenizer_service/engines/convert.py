@@ -68,6 +68,7 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         engine_epoch=opened.engine_epoch,
         default_sampling=sampling_options(model.default_sampling),
+        block_size=model.block_size,
     )
 
 

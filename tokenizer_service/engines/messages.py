@@ -98,7 +98,7 @@ class TokenSubmission:
 class ModelInfo:
     """What an engine says of its model when a session opens. Lengths in tokens.
 
-    `default_sampling` is used where a request leaves a field unset.
+    `default_sampling` is used where a request leaves a field unset. `block_size`: tokens per KV block, 0: unknown.
     """
 
     name: str
@@ -108,6 +108,7 @@ class ModelInfo:
     tokenizer_fingerprint: str
     engine_epoch: str
     default_sampling: SamplingOptions = SamplingOptions()
+    block_size: int = 0
 
 
 class FinishReason(Enum):

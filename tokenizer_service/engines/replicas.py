@@ -142,6 +142,8 @@ class Replicas:
         await replica.connection.wait_left()
         # No await between here and the end: nobody can want it back in the middle.
         del self._replicas[replica.address]
+        if replica.connection.blocks is not None:
+            replica.connection.blocks.close()
         if replica.task is not None:
             replica.task.cancel()
         _log.info("engine_left", engine=replica.address)

@@ -8,7 +8,7 @@ from itertools import islice
 
 from smg_grpc_proto.generated import common_pb2
 
-from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, EventsLost, KvEvent
+from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, EventsLost, KvEvent, short_name
 
 BLOCKS_PER_EVENT = 128
 EVENTS_PER_BATCH = 64
@@ -49,7 +49,9 @@ def _messages(events: Sequence[KvEvent]) -> "Iterator[common_pb2.KvCacheEvent]":
         stored = []
         match event:
             case BlocksRemoved():
-                yield common_pb2.KvCacheEvent(removed=common_pb2.KvBlocksRemoved(block_hashes=event.names))
+                yield common_pb2.KvCacheEvent(
+                    removed=common_pb2.KvBlocksRemoved(block_hashes=map(short_name, event.digests))
+                )
             case CacheSnapshot():
                 yield common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
                 yield from _stored(event.blocks)
@@ -60,7 +62,7 @@ def _stored(blocks: Sequence[BlockStored]) -> "Iterator[common_pb2.KvCacheEvent]
     """Blocks that follow each other in a prefix are one event."""
     start = 0
     for place in range(1, len(blocks) + 1):
-        is_chained = place < len(blocks) and blocks[place].parent == blocks[place - 1].name
+        is_chained = place < len(blocks) and blocks[place].parent == blocks[place - 1].digest
         if not is_chained or place - start == BLOCKS_PER_EVENT:
             yield _chain(blocks[start:place])
             start = place
@@ -69,10 +71,12 @@ def _stored(blocks: Sequence[BlockStored]) -> "Iterator[common_pb2.KvCacheEvent]
 def _chain(blocks: Sequence[BlockStored]) -> "common_pb2.KvCacheEvent":
     message = common_pb2.KvBlocksStored(
         blocks=[
-            common_pb2.KvBlock(block_hash=block.name, token_ids=block.token_ids, block_size=len(block.token_ids))
+            common_pb2.KvBlock(
+                block_hash=short_name(block.digest), token_ids=block.token_ids, block_size=len(block.token_ids)
+            )
             for block in blocks
         ]
     )
     if blocks[0].parent is not None:
-        message.parent_block_hash = blocks[0].parent
+        message.parent_block_hash = short_name(blocks[0].parent)
     return common_pb2.KvCacheEvent(stored=message)

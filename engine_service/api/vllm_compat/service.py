@@ -20,11 +20,11 @@ from engine_service.api.live_request import LiveRequest
 from engine_service.api.vllm_compat.generation import Context, Generation
 from engine_service.api.vllm_compat.info import LoadReporter, model_info, server_info
 from engine_service.api.vllm_compat.kv_batches import BatchWriter, has_gap
-from engine_service.api.vllm_compat.kv_feed import MAX_SUBSCRIPTIONS, KvFeed
 from engine_service.api.vllm_compat.model_cache import ModelCache
 from engine_service.api.vllm_compat.model_files import BundleTooLarge
 from engine_service.api.vllm_compat.request import token_request, with_gateway_fields
 from engine_service.api.vllm_compat.stop_watch import StopWatch
+from engine_service.api.vllm_compat.subscriptions import MAX_SUBSCRIPTIONS, Subscriptions
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime import statuses
 from service_runtime.wire import Malformed, request_parser
@@ -52,7 +52,7 @@ class VllmEngineService:
         self._started = clock()
         self._loads = LoadReporter(engine_version, clock)
         self._files = ModelCache()
-        self._kv_feed = KvFeed(handle)
+        self._subscriptions = Subscriptions(handle.kv_feed)
 
     async def health_check(
         self, _request: vllm_pb2.HealthCheckRequest, context: Context
@@ -116,12 +116,12 @@ class VllmEngineService:
             message = f"batches after {request.start_sequence_number:,} are not kept: subscribe from 0"
             await statuses.abort(context, grpc.StatusCode.OUT_OF_RANGE, message)
         connection = await self._running_engine(context)
-        if self._kv_feed.is_full:
+        if self._subscriptions.is_full:
             message = f"{MAX_SUBSCRIPTIONS} streams of KV events are open, the most there may be"
             await statuses.abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         # An idle stream without headers looks like a dead engine.
         await context.send_initial_metadata(())
-        with self._kv_feed.subscribed(connection) as subscription:
+        with self._subscriptions.subscribed(connection) as subscription:
             writer = BatchWriter(time.time)
             while events := await subscription.take():
                 if has_gap(events):

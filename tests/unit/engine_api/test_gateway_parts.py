@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from engine_service.api.live_request import Unread
 from engine_service.api.vllm_compat.answer import SampleAnswer
 from engine_service.api.vllm_compat.info import default_sampling_json
-from engine_service.api.vllm_compat.kv_feed import Subscription
 from engine_service.api.vllm_compat.model_files import MAX_BUNDLE_BYTES, BundleTooLarge, bundle_tokenizer
 from engine_service.api.vllm_compat.request import token_request
 from engine_service.api.vllm_compat.stop_watch import StopWatch
+from engine_service.api.vllm_compat.subscriptions import Subscription
 from engine_service.core.kv_events import BlocksRemoved, CacheSnapshot, EventsLost, KvEventLog
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs
 from engine_service.core.sampling import SamplingDefaults
@@ -117,19 +117,19 @@ async def test_log_probabilities_of_the_prompt_are_told_once(is_stream: bool) ->
 
 def test_a_log_of_events_is_bounded_and_a_snapshot_heals_it() -> None:
     log = KvEventLog(max_events=3)
-    log.add(BlocksRemoved((number,)) for number in range(10))
+    log.add(BlocksRemoved((bytes([number]),)) for number in range(10))
     assert log.take() == (EventsLost(),)
-    log.add([BlocksRemoved((1,))])
+    log.add([BlocksRemoved((b"1",))])
     assert log.take() == ()
-    log.add([CacheSnapshot(()), BlocksRemoved((2,))])
-    assert log.take() == (CacheSnapshot(()), BlocksRemoved((2,)))
+    log.add([CacheSnapshot(()), BlocksRemoved((b"2",))])
+    assert log.take() == (CacheSnapshot(()), BlocksRemoved((b"2",)))
 
 
 async def test_a_subscription_begins_with_a_snapshot() -> None:
     subscription = Subscription()
-    subscription.add([BlocksRemoved((1,))])
-    subscription.add([CacheSnapshot(()), BlocksRemoved((2,))])
-    assert await asyncio.wait_for(subscription.take(), 5) == (CacheSnapshot(()), BlocksRemoved((2,)))
+    subscription.add([BlocksRemoved((b"1",))])
+    subscription.add([CacheSnapshot(()), BlocksRemoved((b"2",))])
+    assert await asyncio.wait_for(subscription.take(), 5) == (CacheSnapshot(()), BlocksRemoved((b"2",)))
     subscription.end()
     assert await asyncio.wait_for(subscription.take(), 5) == ()
 

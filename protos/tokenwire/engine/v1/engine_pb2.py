@@ -28,7 +28,7 @@ from tokenwire.common.v1 import outcome_pb2 as tokenwire_dot_common_dot_v1_dot_o
 from tokenwire.common.v1 import sampling_pb2 as tokenwire_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tokenwire/engine/v1/engine.proto\x12\x13tokenwire.engine.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"tokenwire/common/v1/logprobs.proto\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\xd7\x02\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x35\n\x08sampling\x18\x03 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12/\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x19\n\x11resumed_token_ids\x18\x07 \x03(\r\x12\x13\n\x06tenant\x18\n \x01(\tH\x03\x88\x01\x01\x12\x13\n\x06weight\x18\x0b \x01(\rH\x04\x88\x01\x01\x42\n\n\x08_timeoutB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\t\n\x07_tenantB\t\n\x07_weight\"\xb9\x01\n\x0eSessionRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .tokenwire.engine.v1.OpenSessionH\x00\x12\x34\n\x06submit\x18\x02 \x01(\x0b\x32\".tokenwire.engine.v1.SubmitRequestH\x00\x12\x34\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\".tokenwire.engine.v1.CancelRequestH\x00\x42\t\n\x07\x63ommand\"\"\n\x0bOpenSession\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\"S\n\rSubmitRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.tokenwire.engine.v1.TokenRequest\"=\n\rCancelRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_index\"\xbb\x01\n\x0fSessionResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".tokenwire.engine.v1.SessionOpenedH\x00\x12\x30\n\x04step\x18\x02 \x01(\x0b\x32 .tokenwire.engine.v1.StepOutputsH\x00\x12\x37\n\x08\x64raining\x18\x03 \x01(\x0b\x32#.tokenwire.engine.v1.EngineDrainingH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0e\x45ngineDraining\"_\n\rSessionOpened\x12\x38\n\x05model\x18\x01 \x01(\x0b\x32).tokenwire.engine.v1.GetModelInfoResponse\x12\x14\n\x0c\x65ngine_epoch\x18\x02 \x01(\t\"B\n\x0bStepOutputs\x12\x33\n\x07outputs\x18\x01 \x03(\x0b\x32\".tokenwire.engine.v1.RequestOutput\"\x8e\x02\n\rRequestOutput\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1b.tokenwire.engine.v1.FinishH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12>\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12\x15\n\rcached_tokens\x18\x07 \x01(\x03\x42\t\n\x07_finish\"\xe3\x01\n\x06\x46inish\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x02 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x35\n\x05\x65rror\x18\x04 \x01(\x0b\x32!.tokenwire.common.v1.RequestErrorH\x01\x88\x01\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x42\x10\n\x0e_stop_token_idB\x08\n\x06_error\"E\n\x0fGenerateRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.tokenwire.engine.v1.TokenRequest\"\xea\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x30\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.tokenwire.engine.v1.FinishH\x00\x88\x01\x01\x12\r\n\x05index\x18\x03 \x01(\r\x12\x37\n\x08logprobs\x18\x04 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12>\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobsB\t\n\x07_finish\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xc9\x02\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\x03\x12\x12\n\nnum_blocks\x18\t \x01(\x03\x12\x18\n\x10max_num_requests\x18\n \x01(\x03\x12\x16\n\x0e\x65ngine_version\x18\x0b \x01(\t\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x0c \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\"\x10\n\x0eGetLoadRequest\"\x9b\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x03\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x03\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x03\x12\x13\n\x0bused_blocks\x18\x05 \x01(\x03\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\x03\x12\x15\n\rcached_blocks\x18\x07 \x01(\x03\x12\x13\n\x0bsteps_total\x18\x08 \x01(\x03\x12\x19\n\x11preemptions_total\x18\t \x01(\x03\x12\x1b\n\x13prompt_tokens_total\x18\n \x01(\x03\x12\x1e\n\x16generated_tokens_total\x18\x0b \x01(\x03\x12\x1b\n\x13\x63\x61\x63hed_tokens_total\x18\x0c \x01(\x03\x12\x12\n\nengine_pid\x18\r \x01(\x03\x12\x35\n\rlast_step_age\x18\x0e \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\x10\n\x0e_last_step_age2\xcf\x03\n\rEngineService\x12X\n\x07Session\x12#.tokenwire.engine.v1.SessionRequest\x1a$.tokenwire.engine.v1.SessionResponse(\x01\x30\x01\x12Y\n\x08Generate\x12$.tokenwire.engine.v1.GenerateRequest\x1a%.tokenwire.engine.v1.GenerateResponse0\x01\x12N\n\x05\x41\x62ort\x12!.tokenwire.engine.v1.AbortRequest\x1a\".tokenwire.engine.v1.AbortResponse\x12\x63\n\x0cGetModelInfo\x12(.tokenwire.engine.v1.GetModelInfoRequest\x1a).tokenwire.engine.v1.GetModelInfoResponse\x12T\n\x07GetLoad\x12#.tokenwire.engine.v1.GetLoadRequest\x1a$.tokenwire.engine.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tokenwire/engine/v1/engine.proto\x12\x13tokenwire.engine.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"tokenwire/common/v1/logprobs.proto\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\xd7\x02\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x35\n\x08sampling\x18\x03 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12/\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x19\n\x11resumed_token_ids\x18\x07 \x03(\r\x12\x13\n\x06tenant\x18\n \x01(\tH\x03\x88\x01\x01\x12\x13\n\x06weight\x18\x0b \x01(\rH\x04\x88\x01\x01\x42\n\n\x08_timeoutB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\t\n\x07_tenantB\t\n\x07_weight\"\xb9\x01\n\x0eSessionRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .tokenwire.engine.v1.OpenSessionH\x00\x12\x34\n\x06submit\x18\x02 \x01(\x0b\x32\".tokenwire.engine.v1.SubmitRequestH\x00\x12\x34\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\".tokenwire.engine.v1.CancelRequestH\x00\x42\t\n\x07\x63ommand\"\"\n\x0bOpenSession\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\"S\n\rSubmitRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.tokenwire.engine.v1.TokenRequest\"=\n\rCancelRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_index\"\x16\n\x14WatchKvEventsRequest\"\x8a\x01\n\x15WatchKvEventsResponse\x12\x14\n\x0c\x65ngine_epoch\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\x12\x12\n\nblock_size\x18\x03 \x01(\x03\x12.\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x1d.tokenwire.engine.v1.KvChange\"l\n\x08KvChange\x12\x31\n\x07\x63leared\x18\x01 \x01(\x0b\x32\x1e.tokenwire.engine.v1.KvClearedH\x00\x12\x10\n\x06stored\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07removed\x18\x03 \x01(\x0cH\x00\x42\x08\n\x06\x63hange\"\x0b\n\tKvCleared\"\xbb\x01\n\x0fSessionResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".tokenwire.engine.v1.SessionOpenedH\x00\x12\x30\n\x04step\x18\x02 \x01(\x0b\x32 .tokenwire.engine.v1.StepOutputsH\x00\x12\x37\n\x08\x64raining\x18\x03 \x01(\x0b\x32#.tokenwire.engine.v1.EngineDrainingH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0e\x45ngineDraining\"_\n\rSessionOpened\x12\x38\n\x05model\x18\x01 \x01(\x0b\x32).tokenwire.engine.v1.GetModelInfoResponse\x12\x14\n\x0c\x65ngine_epoch\x18\x02 \x01(\t\"B\n\x0bStepOutputs\x12\x33\n\x07outputs\x18\x01 \x03(\x0b\x32\".tokenwire.engine.v1.RequestOutput\"\x8e\x02\n\rRequestOutput\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1b.tokenwire.engine.v1.FinishH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12>\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12\x15\n\rcached_tokens\x18\x07 \x01(\x03\x42\t\n\x07_finish\"\xe3\x01\n\x06\x46inish\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x02 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x35\n\x05\x65rror\x18\x04 \x01(\x0b\x32!.tokenwire.common.v1.RequestErrorH\x01\x88\x01\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x42\x10\n\x0e_stop_token_idB\x08\n\x06_error\"E\n\x0fGenerateRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.tokenwire.engine.v1.TokenRequest\"\xea\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x30\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.tokenwire.engine.v1.FinishH\x00\x88\x01\x01\x12\r\n\x05index\x18\x03 \x01(\r\x12\x37\n\x08logprobs\x18\x04 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobs\x12>\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32%.tokenwire.common.v1.PositionLogprobsB\t\n\x07_finish\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xc9\x02\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\x03\x12\x12\n\nnum_blocks\x18\t \x01(\x03\x12\x18\n\x10max_num_requests\x18\n \x01(\x03\x12\x16\n\x0e\x65ngine_version\x18\x0b \x01(\t\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x0c \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\"\x10\n\x0eGetLoadRequest\"\x9b\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x03\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x03\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x03\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x03\x12\x13\n\x0bused_blocks\x18\x05 \x01(\x03\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\x03\x12\x15\n\rcached_blocks\x18\x07 \x01(\x03\x12\x13\n\x0bsteps_total\x18\x08 \x01(\x03\x12\x19\n\x11preemptions_total\x18\t \x01(\x03\x12\x1b\n\x13prompt_tokens_total\x18\n \x01(\x03\x12\x1e\n\x16generated_tokens_total\x18\x0b \x01(\x03\x12\x1b\n\x13\x63\x61\x63hed_tokens_total\x18\x0c \x01(\x03\x12\x12\n\nengine_pid\x18\r \x01(\x03\x12\x35\n\rlast_step_age\x18\x0e \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\x10\n\x0e_last_step_age2\xb9\x04\n\rEngineService\x12X\n\x07Session\x12#.tokenwire.engine.v1.SessionRequest\x1a$.tokenwire.engine.v1.SessionResponse(\x01\x30\x01\x12Y\n\x08Generate\x12$.tokenwire.engine.v1.GenerateRequest\x1a%.tokenwire.engine.v1.GenerateResponse0\x01\x12N\n\x05\x41\x62ort\x12!.tokenwire.engine.v1.AbortRequest\x1a\".tokenwire.engine.v1.AbortResponse\x12\x63\n\x0cGetModelInfo\x12(.tokenwire.engine.v1.GetModelInfoRequest\x1a).tokenwire.engine.v1.GetModelInfoResponse\x12T\n\x07GetLoad\x12#.tokenwire.engine.v1.GetLoadRequest\x1a$.tokenwire.engine.v1.GetLoadResponse\x12h\n\rWatchKvEvents\x12).tokenwire.engine.v1.WatchKvEventsRequest\x1a*.tokenwire.engine.v1.WatchKvEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,34 +45,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITREQUEST']._serialized_end=849
   _globals['_CANCELREQUEST']._serialized_start=851
   _globals['_CANCELREQUEST']._serialized_end=912
-  _globals['_SESSIONRESPONSE']._serialized_start=915
-  _globals['_SESSIONRESPONSE']._serialized_end=1102
-  _globals['_ENGINEDRAINING']._serialized_start=1104
-  _globals['_ENGINEDRAINING']._serialized_end=1120
-  _globals['_SESSIONOPENED']._serialized_start=1122
-  _globals['_SESSIONOPENED']._serialized_end=1217
-  _globals['_STEPOUTPUTS']._serialized_start=1219
-  _globals['_STEPOUTPUTS']._serialized_end=1285
-  _globals['_REQUESTOUTPUT']._serialized_start=1288
-  _globals['_REQUESTOUTPUT']._serialized_end=1558
-  _globals['_FINISH']._serialized_start=1561
-  _globals['_FINISH']._serialized_end=1788
-  _globals['_GENERATEREQUEST']._serialized_start=1790
-  _globals['_GENERATEREQUEST']._serialized_end=1859
-  _globals['_GENERATERESPONSE']._serialized_start=1862
-  _globals['_GENERATERESPONSE']._serialized_end=2096
-  _globals['_ABORTREQUEST']._serialized_start=2098
-  _globals['_ABORTREQUEST']._serialized_end=2133
-  _globals['_ABORTRESPONSE']._serialized_start=2135
-  _globals['_ABORTRESPONSE']._serialized_end=2150
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2152
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2173
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2176
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2505
-  _globals['_GETLOADREQUEST']._serialized_start=2507
-  _globals['_GETLOADREQUEST']._serialized_end=2523
-  _globals['_GETLOADRESPONSE']._serialized_start=2526
-  _globals['_GETLOADRESPONSE']._serialized_end=2937
-  _globals['_ENGINESERVICE']._serialized_start=2940
-  _globals['_ENGINESERVICE']._serialized_end=3403
+  _globals['_WATCHKVEVENTSREQUEST']._serialized_start=914
+  _globals['_WATCHKVEVENTSREQUEST']._serialized_end=936
+  _globals['_WATCHKVEVENTSRESPONSE']._serialized_start=939
+  _globals['_WATCHKVEVENTSRESPONSE']._serialized_end=1077
+  _globals['_KVCHANGE']._serialized_start=1079
+  _globals['_KVCHANGE']._serialized_end=1187
+  _globals['_KVCLEARED']._serialized_start=1189
+  _globals['_KVCLEARED']._serialized_end=1200
+  _globals['_SESSIONRESPONSE']._serialized_start=1203
+  _globals['_SESSIONRESPONSE']._serialized_end=1390
+  _globals['_ENGINEDRAINING']._serialized_start=1392
+  _globals['_ENGINEDRAINING']._serialized_end=1408
+  _globals['_SESSIONOPENED']._serialized_start=1410
+  _globals['_SESSIONOPENED']._serialized_end=1505
+  _globals['_STEPOUTPUTS']._serialized_start=1507
+  _globals['_STEPOUTPUTS']._serialized_end=1573
+  _globals['_REQUESTOUTPUT']._serialized_start=1576
+  _globals['_REQUESTOUTPUT']._serialized_end=1846
+  _globals['_FINISH']._serialized_start=1849
+  _globals['_FINISH']._serialized_end=2076
+  _globals['_GENERATEREQUEST']._serialized_start=2078
+  _globals['_GENERATEREQUEST']._serialized_end=2147
+  _globals['_GENERATERESPONSE']._serialized_start=2150
+  _globals['_GENERATERESPONSE']._serialized_end=2384
+  _globals['_ABORTREQUEST']._serialized_start=2386
+  _globals['_ABORTREQUEST']._serialized_end=2421
+  _globals['_ABORTRESPONSE']._serialized_start=2423
+  _globals['_ABORTRESPONSE']._serialized_end=2438
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2440
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2461
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2464
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2793
+  _globals['_GETLOADREQUEST']._serialized_start=2795
+  _globals['_GETLOADREQUEST']._serialized_end=2811
+  _globals['_GETLOADRESPONSE']._serialized_start=2814
+  _globals['_GETLOADRESPONSE']._serialized_end=3225
+  _globals['_ENGINESERVICE']._serialized_start=3228
+  _globals['_ENGINESERVICE']._serialized_end=3797
 # @@protoc_insertion_point(module_scope)

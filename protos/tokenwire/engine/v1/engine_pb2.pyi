@@ -217,6 +217,115 @@ class CancelRequest(_message.Message):
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
 @_typing.final
+class WatchKvEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchKvEventsRequest: _TypeAlias = WatchKvEventsRequest  # noqa: Y015
+
+@_typing.final
+class WatchKvEventsResponse(_message.Message):
+    """A block is named by a digest of 16 bytes that stands for its tokens, all
+    tokens before them and the cache salt, so that anybody who has a prompt can
+    tell its blocks, and nobody can tell a prompt from its blocks:
+
+      key(0) = SHA-256("salt" || length of the salt || salt || tokens of block 0)
+      key(n) = SHA-256("next" || key(n - 1) || tokens of block n)
+      digest(n) = the first 16 bytes of key(n)
+
+    The length is in bytes, as 8 bytes; the salt is UTF-8, without one it is
+    empty; a token is 8 bytes. Numbers are little-endian. Only full blocks of
+    `block_size` tokens are named.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    engine_epoch: _builtins.str
+    """As in SessionOpened."""
+    sequence_number: _builtins.int
+    """1, 2, 3, ... on this stream. After a gap, watch again."""
+    block_size: _builtins.int
+    """Tokens per block."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvChange]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        engine_epoch: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        changes: _abc.Iterable[Global___KvChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "changes", b"changes", "engine_epoch", b"engine_epoch", "sequence_number", b"sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchKvEventsResponse: _TypeAlias = WatchKvEventsResponse  # noqa: Y015
+
+@_typing.final
+class KvChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLEARED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    stored: _builtins.bytes
+    """Digests of blocks that can be reused from now on, joined."""
+    removed: _builtins.bytes
+    """Digests of blocks that can be reused no longer, joined."""
+    @_builtins.property
+    def cleared(self) -> Global___KvCleared:
+        """Nothing that was told before counts any more."""
+
+    def __init__(
+        self,
+        *,
+        cleared: Global___KvCleared | None = ...,
+        stored: _builtins.bytes = ...,
+        removed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "cleared", b"cleared", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "cleared", b"cleared", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["cleared", "stored", "removed"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___KvChange: _TypeAlias = KvChange  # noqa: Y015
+
+@_typing.final
+class KvCleared(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvCleared: _TypeAlias = KvCleared  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

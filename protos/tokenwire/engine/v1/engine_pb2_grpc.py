@@ -60,6 +60,11 @@ class EngineServiceStub(object):
                 request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchKvEvents = channel.unary_stream(
+                '/tokenwire.engine.v1.EngineService/WatchKvEvents',
+                request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -104,6 +109,15 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchKvEvents(self, request, context):
+        """What the prefix cache holds, and every change of it, until the client or
+        the engine ends. Begins with all that it holds. A client that reads too
+        slowly is told all again instead of what it missed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +145,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadRequest.FromString,
                     response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'WatchKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKvEvents,
+                    request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.FromString,
+                    response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +288,33 @@ class EngineService(object):
             '/tokenwire.engine.v1.EngineService/GetLoad',
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadRequest.SerializeToString,
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tokenwire.engine.v1.EngineService/WatchKvEvents',
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.SerializeToString,
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

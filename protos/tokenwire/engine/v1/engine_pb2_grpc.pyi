@@ -49,6 +49,11 @@ class EngineServiceStub:
     """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetModelInfoRequest, _engine_pb2.GetModelInfoResponse]
     GetLoad: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetLoadRequest, _engine_pb2.GetLoadResponse]
+    WatchKvEvents: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchKvEventsRequest, _engine_pb2.WatchKvEventsResponse]
+    """What the prefix cache holds, and every change of it, until the client or
+    the engine ends. Begins with all that it holds. A client that reads too
+    slowly is told all again instead of what it missed.
+    """
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -71,6 +76,11 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetModelInfoRequest, _engine_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     GetLoad: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetLoadRequest, _engine_pb2.GetLoadResponse]  # type: ignore[assignment]
+    WatchKvEvents: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchKvEventsRequest, _engine_pb2.WatchKvEventsResponse]  # type: ignore[assignment]
+    """What the prefix cache holds, and every change of it, until the client or
+    the engine ends. Begins with all that it holds. A client that reads too
+    slowly is told all again instead of what it missed.
+    """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     """Token ids in, token ids out. The engine never sees text."""
@@ -120,5 +130,16 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.GetLoadResponse, _abc.Awaitable[_engine_pb2.GetLoadResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchKvEvents(
+        self,
+        request: _engine_pb2.WatchKvEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.WatchKvEventsResponse], _abc.AsyncIterator[_engine_pb2.WatchKvEventsResponse]]:
+        """What the prefix cache holds, and every change of it, until the client or
+        the engine ends. Begins with all that it holds. A client that reads too
+        slowly is told all again instead of what it missed.
+        """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

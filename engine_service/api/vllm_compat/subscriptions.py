@@ -1,4 +1,4 @@
-"""Hands the engine's news of its prefix cache to those who subscribed; the engine is asked only while one has.
+"""Hands the engine's news of its prefix cache to those who subscribed, with tokens; salted blocks are left out.
 
 Must not know: protobuf, gRPC calls.
 """
@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from engine_service.api.engine_handle import Connection, EngineHandle
-from engine_service.core.kv_events import CacheSnapshot, EventsLost, KvEvent, KvEventLog
-from engine_service.loop.messages import WatchKvEvents
+from engine_service.api.engine_handle import Connection
+from engine_service.api.kv_feed import KvFeed
+from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, EventsLost, KvEvent, KvEventLog
 
 MAX_SUBSCRIPTIONS = 16
 
@@ -26,8 +26,8 @@ class Subscription:
     def add(self, events: Sequence[KvEvent]) -> None:
         for event in events:
             self._has_begun = self._has_begun or isinstance(event, CacheSnapshot | EventsLost)
-            if self._has_begun:
-                self._log.add((event,))
+            if self._has_begun and (public := _public(event)) is not None:
+                self._log.add((public,))
                 self._has_news.set()
 
     def end(self) -> None:
@@ -44,16 +44,26 @@ class Subscription:
         return self._log.take()
 
 
-class KvFeed:
-    """Owns the handle's `kv_listener`."""
+def _public(event: KvEvent) -> KvEvent | None:
+    """The event as far as it is about blocks without a salt."""
+    match event:
+        case BlockStored() | BlocksRemoved():
+            return None if event.is_salted else event
+        case CacheSnapshot():
+            return CacheSnapshot(tuple(block for block in event.blocks if not block.is_salted))
+    return event
 
-    def __init__(self, handle: EngineHandle) -> None:
-        self._subscriptions: set[Subscription] = set()
-        handle.kv_listener = self._tell
+
+class Subscriptions:
+    """The open subscriptions to a feed."""
+
+    def __init__(self, feed: KvFeed) -> None:
+        self._feed = feed
+        self._num_open = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self._subscriptions) >= MAX_SUBSCRIPTIONS
+        return self._num_open >= MAX_SUBSCRIPTIONS
 
     @contextmanager
     def subscribed(self, connection: Connection) -> Iterator[Subscription]:
@@ -61,16 +71,10 @@ class KvFeed:
         subscription = Subscription()
         ended = asyncio.create_task(connection.ended.wait())
         ended.add_done_callback(lambda _: subscription.end())
-        self._subscriptions.add(subscription)
-        connection.commands.send(WatchKvEvents(True), always=True)
+        self._num_open += 1
         try:
-            yield subscription
+            with self._feed.listening(connection.commands, subscription.add, with_tokens=True):
+                yield subscription
         finally:
-            self._subscriptions.discard(subscription)
+            self._num_open -= 1
             ended.cancel()
-            if not self._subscriptions:
-                connection.commands.send(WatchKvEvents(False), always=True)
-
-    def _tell(self, events: Sequence[KvEvent]) -> None:
-        for subscription in self._subscriptions:
-            subscription.add(events)
