@@ -28,7 +28,7 @@ from engine_service.embedded_model import PreparationFailed, prepare_default_mod
 from engine_service.generation_config import read_sampling_defaults
 from engine_service.grammar.compiler import GrammarCompiler
 from engine_service.grammar.limits import GrammarLimits
-from engine_service.grammar.vocabulary import NoVocabulary, load_vocabulary
+from engine_service.grammar.vocabulary import NoVocabulary
 from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
@@ -136,20 +136,14 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
     return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats())
 
 
-def _grammar_desk(folder: Path, info: WorkerInfo, mailbox: EngineMailbox) -> GrammarDesk | None:
-    """None, and a line in the log, for a model whose tokenizer cannot be used for grammars.
-
-    The vocabulary is read now, although no request may need it: reading holds the interpreter, and so would hold
-    the steps of others.
-    """
+def _grammar_desk(folder: Path, info: WorkerInfo, mailbox: EngineMailbox) -> GrammarDesk:
     limits = GrammarLimits()
-    try:
-        vocabulary = load_vocabulary(folder, info.vocab_size, info.eos_token_ids)
-    except NoVocabulary as error:
-        structlog.get_logger().warning("structured output is off", reason=str(error))
-        return None
-    compiler = GrammarCompiler(vocabulary, folder, info.eos_token_ids, limits)
+    compiler = GrammarCompiler(folder, info.vocab_size, info.eos_token_ids, limits, _warn_no_grammars)
     return GrammarDesk(compiler, max_waiting=limits.max_waiting, wake=mailbox.wake)
+
+
+def _warn_no_grammars(reason: NoVocabulary) -> None:
+    structlog.get_logger().warning("structured output is off", reason=str(reason))
 
 
 def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:

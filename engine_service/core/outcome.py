@@ -41,6 +41,13 @@ class Refusal:
     retry_after_s: float | None = None
 
 
+NO_GRAMMARS = Refusal(
+    RefusalCode.INVALID,
+    "structured output is not available: the model has no tokenizer that grammars can use",
+    "request.sampling.structured_output",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The last word on a request. `completion_tokens` counts every sampled token, a stop token included."""

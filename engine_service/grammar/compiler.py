@@ -3,18 +3,20 @@
 Must not know: requests, the loop, steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine_service.core.outcome import Refusal, RefusalCode
+from engine_service.core.outcome import NO_GRAMMARS, Refusal, RefusalCode
 from engine_service.core.sampling import StructuredOutput
 from engine_service.grammar.cache import GrammarCache
 from engine_service.grammar.checker_process import CheckerGone, CheckerProcess
 from engine_service.grammar.limits import GrammarLimits
 from engine_service.grammar.matcher import Grammar, GrammarFailure
+from engine_service.grammar.vocabulary import NoVocabulary, load_vocabulary
 
 FIELD = "request.sampling.structured_output"
 
@@ -24,17 +26,24 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        vocabulary: LLTokenizer,
         folder: Path,
+        vocab_size: int,
         eos_token_ids: tuple[int, ...],
         limits: GrammarLimits,
+        warn: Callable[[NoVocabulary], object],
     ) -> None:
-        """`folder` is where `vocabulary` was loaded from."""
-        self._vocabulary = vocabulary
+        """`folder` holds the tokenizer; `warn` hears, in another thread, that it cannot be used."""
+        self._load = partial(load_vocabulary, folder, vocab_size, eos_token_ids)
+        self._warn = warn
+        self._vocabulary: LLTokenizer | NoVocabulary | None = None
         self._limits = limits
-        self._checker = CheckerProcess(folder, vocabulary.vocab_size, eos_token_ids, limits)
+        self._checker = CheckerProcess(folder, vocab_size, eos_token_ids, limits)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self.cache = GrammarCache[Grammar | Refusal](limits.max_cached, limits.max_cached_characters)
+
+    def prepare(self) -> None:
+        """Reads the vocabulary in the thread; a constraint that comes before it is there waits for it."""
+        self._thread.submit(self._read_vocabulary)
 
     def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
         """A Grammar or a Refusal, at once for a constraint that was seen lately.
@@ -75,11 +84,24 @@ class GrammarCompiler:
         except GrammarFailure as error:
             return Refusal(RefusalCode.INVALID, f"structured_output: {error}", "request.resumed_token_ids")
 
+    def _read_vocabulary(self) -> LLTokenizer | NoVocabulary:
+        """Once, whatever comes of it; only the thread calls this."""
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = self._load()
+            except NoVocabulary as error:
+                self._vocabulary = error
+                self._warn(error)
+        return self._vocabulary
+
     def _compile(self, constraint: StructuredOutput) -> Grammar | Refusal:
+        vocabulary = self._read_vocabulary()
+        if isinstance(vocabulary, NoVocabulary):
+            return NO_GRAMMARS
         is_good, text = self._checker.check(constraint)
         if is_good:
             try:
-                return Grammar(self._vocabulary, text, self._limits)
+                return Grammar(vocabulary, text, self._limits)
             except GrammarFailure as error:
                 text = str(error)
         return Refusal(RefusalCode.INVALID, f"{constraint.kind.value}: {text}", f"{FIELD}.{constraint.kind.value}")

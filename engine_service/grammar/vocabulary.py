@@ -17,8 +17,8 @@ class NoVocabulary(Exception):
 def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """The vocabulary of at least `vocab_size` ids (ids without a token never match anything).
 
-    Special tokens match no text. Holds the interpreter for some tenths of a second: not to be called while
-    steps run. Raises NoVocabulary.
+    Special tokens match no text. Holds the interpreter, and with it all steps, for some tenths of a second: to be
+    called as soon as the engine is ready, when nothing waits longer than if ready had come later. Raises NoVocabulary.
     """
     try:
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")

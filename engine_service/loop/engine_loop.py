@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine_service.core.admission import EngineLimits, check_request, check_resumed
 from engine_service.core.family import Family, sampling_of
-from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
+from engine_service.core.outcome import NO_GRAMMARS, Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
@@ -18,12 +18,6 @@ from engine_service.loop.request_timings import RequestTimings
 from engine_service.loop.worker_protocol import Worker
 
 Clock = Callable[[], float]
-
-_NO_GRAMMARS = Refusal(
-    RefusalCode.INVALID,
-    "structured output is not available: the model has no tokenizer that grammars can use",
-    "request.sampling.structured_output",
-)
 
 
 class Mailbox(Protocol):
@@ -67,6 +61,8 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until Shutdown, which closes the worker. Raises FrontGone and what the worker raised: both are the end."""
+        if self._grammars is not None:
+            self._grammars.prepare()
         in_flight: Plan | None = None
         is_idle = False
         last_settled = self._clock()
@@ -122,7 +118,7 @@ class EngineLoop:
             if command.sampling.structured_output is None:
                 refusal = self._scheduler.submit(*_samples(command, now))
             else:
-                refusal = _NO_GRAMMARS if self._grammars is None else self._grammars.accept(command, now)
+                refusal = NO_GRAMMARS if self._grammars is None else self._grammars.accept(command, now)
         for request_id in range(command.request_id, command.request_id + command.samples):
             if refusal is None:
                 self._timings.arrived(request_id, now)

@@ -18,6 +18,10 @@ _RETRY_AFTER_S = 1.0
 class Compiler(Protocol):
     """Compiles constraints in a thread of its own."""
 
+    def prepare(self) -> None:
+        """Begins, in that thread, what no constraint can be compiled without."""
+        ...
+
     def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
         """The compiled grammar, which is the worker's business, or a Refusal. It has taken the `resumed` tokens."""
         ...
@@ -62,6 +66,10 @@ class GrammarDesk:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def prepare(self) -> None:
+        """Call when the engine is ready: requests that come before the compiler is wait at the desk."""
+        self._compiler.prepare()
 
     def accept(self, command: Submit, now: float) -> Refusal | None:
         """Takes a request with a constraint in; it comes out of `decided`. Or says why not."""

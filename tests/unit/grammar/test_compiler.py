@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from llguidance import LLTokenizer
 
-from engine_service.core.outcome import Refusal, RefusalCode
+from engine_service.core.outcome import NO_GRAMMARS, Refusal, RefusalCode
 from engine_service.core.sampling import ConstraintKind, StructuredOutput
 from engine_service.grammar.compiler import GrammarCompiler
 from engine_service.grammar.limits import GrammarLimits
 from engine_service.grammar.matcher import Grammar
-from tests.fixtures.checkpoints import HIST_EOS
+from engine_service.grammar.vocabulary import NoVocabulary
+from tests.fixtures.checkpoints import HIST_EOS, HIST_VOCAB
 from tests.fixtures.hostile_grammars import HARMLESS, REFUSED
 
 # Of the whole check, the start of a checker that was killed before included; on a busy machine.
@@ -22,9 +22,13 @@ BOUND_S = 20.0
 SLOW = '{"type": "integer", "multipleOf": 999983}'
 
 
+def new_compiler(folder: Path, limits: GrammarLimits) -> GrammarCompiler:
+    return GrammarCompiler(folder, HIST_VOCAB, (HIST_EOS,), limits, pytest.fail)
+
+
 @pytest.fixture(scope="module")
-def compiler(vocabulary: LLTokenizer, tokenizer_folder: Path) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), GrammarLimits())
+def compiler(tokenizer_folder: Path) -> Iterator[GrammarCompiler]:
+    compiler = new_compiler(tokenizer_folder, GrammarLimits())
     yield compiler
     compiler.close()
 
@@ -52,10 +56,10 @@ def test_a_large_but_harmless_one_is_compiled(compiler: GrammarCompiler, name: s
     assert isinstance(found, Grammar), found
 
 
-def test_what_takes_too_long_ends_with_its_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+def test_what_takes_too_long_ends_with_its_checker(tokenizer_folder: Path) -> None:
     """A number theorist's schema; the next constraint finds a new one."""
     limits = replace(GrammarLimits(), check_cpu_s=1, max_lexer_states=10**7)
-    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    compiler = new_compiler(tokenizer_folder, limits)
     try:
         begin = time.monotonic()
         found = find(compiler, ConstraintKind.JSON_SCHEMA, SLOW)
@@ -72,9 +76,9 @@ def test_what_takes_too_long_ends_with_its_checker(vocabulary: LLTokenizer, toke
         compiler.close()
 
 
-def test_what_needs_too_much_memory_ends_with_its_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+def test_what_needs_too_much_memory_ends_with_its_checker(tokenizer_folder: Path) -> None:
     limits = replace(GrammarLimits(), check_memory_bytes=256 * 1024**2, max_repeats=10**12, check_cpu_s=20)
-    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    compiler = new_compiler(tokenizer_folder, limits)
     try:
         found = find(compiler, ConstraintKind.REGEX, "a{100000000}")
         assert isinstance(found, Refusal)
@@ -84,9 +88,9 @@ def test_what_needs_too_much_memory_ends_with_its_checker(vocabulary: LLTokenize
         compiler.close()
 
 
-def test_the_cache_is_bounded(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
+def test_the_cache_is_bounded(tokenizer_folder: Path) -> None:
     limits = replace(GrammarLimits(), max_cached=4)
-    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), limits)
+    compiler = new_compiler(tokenizer_folder, limits)
     try:
         for place in range(12):
             find(compiler, ConstraintKind.REGEX, f"a{{{place + 1}}}")
@@ -96,8 +100,8 @@ def test_the_cache_is_bounded(vocabulary: LLTokenizer, tokenizer_folder: Path) -
         compiler.close()
 
 
-def test_closing_ends_the_checker(vocabulary: LLTokenizer, tokenizer_folder: Path) -> None:
-    compiler = GrammarCompiler(vocabulary, tokenizer_folder, (HIST_EOS,), GrammarLimits())
+def test_closing_ends_the_checker(tokenizer_folder: Path) -> None:
+    compiler = new_compiler(tokenizer_folder, GrammarLimits())
     find(compiler, ConstraintKind.REGEX, "a")
     process = compiler._checker._process
     assert process is not None
@@ -105,3 +109,24 @@ def test_closing_ends_the_checker(vocabulary: LLTokenizer, tokenizer_folder: Pat
     process.wait(10)
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_a_constraint_that_comes_before_the_vocabulary_waits_for_it(tokenizer_folder: Path) -> None:
+    compiler = new_compiler(tokenizer_folder, GrammarLimits())
+    try:
+        compiler.prepare()
+        assert isinstance(find(compiler, ConstraintKind.REGEX, "a"), Grammar)
+    finally:
+        compiler.close()
+
+
+def test_without_a_tokenizer_every_constraint_is_refused_and_the_reason_told_once(tmp_path: Path) -> None:
+    told: list[NoVocabulary] = []
+    compiler = GrammarCompiler(tmp_path, HIST_VOCAB, (HIST_EOS,), GrammarLimits(), told.append)
+    try:
+        compiler.prepare()
+        assert find(compiler, ConstraintKind.REGEX, "a") == NO_GRAMMARS
+        assert find(compiler, ConstraintKind.JSON_SCHEMA, "{}") == NO_GRAMMARS
+    finally:
+        compiler.close()
+    assert [str(error) for error in told] == ["the model has no tokenizer.json"]

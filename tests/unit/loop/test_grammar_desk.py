@@ -27,6 +27,11 @@ class HeldCompiler:
     def __init__(self) -> None:
         self.futures: dict[str, Future[object]] = {}
         self.closed = False
+        self.prepared = 0
+
+    def prepare(self) -> None:
+        assert not self.futures
+        self.prepared += 1
 
     def compile(self, constraint: StructuredOutput, resumed: Sequence[int] = ()) -> "Future[object]":
         return self.futures.setdefault(constraint.text, Future())
@@ -92,6 +97,7 @@ def run(build: Callable[[HeldCompiler], list[object]], max_waiting: int = 8) -> 
     loop.run()
     scheduler.check_invariants()
     assert compiler.closed
+    assert compiler.prepared == 1
     assert len(desk) == 0
     return script, worker
 
