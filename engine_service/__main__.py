@@ -23,6 +23,7 @@ from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.front import Front
 from engine_service.api.grpc_service import SERVICE_NAME, EngineService, add_to_server
 from engine_service.api.supervisor import EngineSupervisor
+from engine_service.api.vitals import VitalLimits, Vitals
 from engine_service.config import (
     ENV_PREFIX,
     PROGRAM,
@@ -36,7 +37,7 @@ from service_runtime.config import fail, load_settings
 from service_runtime.grpc_server import PortInUse, ServiceHealth, bind, server_options
 from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
-from service_runtime.metrics import MetricsServer, start_metrics_server
+from service_runtime.metrics import start_metrics_server
 from service_runtime.process_tuning import keep_start_up_objects
 from service_runtime.tls import BadTls, ServerTls
 
@@ -59,15 +60,19 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry)
     handle = EngineHandle(metrics=metrics, clock=time.monotonic, max_unread_tokens=server.max_unread_tokens)
-    health = ServiceHealth([SERVICE_NAME])
+    vitals = Vitals(handle, VitalLimits(server.stalled_step_timeout_s), partial(secrets.token_hex, 16))
+    health = ServiceHealth([SERVICE_NAME], {"loop": vitals.loop_moves, "model": vitals.model_answers})
     grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))
     door = _door(handle, metrics)
-    _add_service(grpc_server, server, handle, door)
+    _add_service(grpc_server, server, handle, door, signals)
     await health.add_to(grpc_server)
     try:
         tls = None if server.tls is None else ServerTls(server.tls).grpc_credentials()
         facade = _facade(server, handle, door, tls)
-        metrics_server = await _listen(grpc_server, facade, server, registry, tls)
+        metrics_server = start_metrics_server(
+            registry, server.metrics_host, server.metrics_port, lambda: health.is_serving
+        )
+        await _listen(grpc_server, facade, server, metrics_server.port, tls)
     except (PortInUse, OSError, GatewayExtraMissing, BadTls) as error:
         return _why_not_listening(error, server)
     supervisor = EngineSupervisor(
@@ -112,13 +117,16 @@ def _door(handle: EngineHandle, metrics: EngineMetrics) -> Door:
     )
 
 
-def _add_service(grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, door: Door) -> None:
+def _add_service(
+    grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, door: Door, signals: StopSignals
+) -> None:
     service = EngineService(
         door=door,
         handle=handle,
         model_name=server.served_model_name,
         engine_version=version("tokenwire"),
         clock=time.monotonic,
+        ask_to_drain=signals.ask if server.allow_drain_rpc else None,
     )
     add_to_server(service, grpc_server)
 
@@ -153,18 +161,16 @@ async def _listen(
     grpc_server: grpc.aio.Server,
     facade: _Facade | None,
     server: ServerConfig,
-    registry: CollectorRegistry,
+    metrics_port: int,
     tls: grpc.ServerCredentials | None,
-) -> MetricsServer:
+) -> None:
     grpc_port = bind(grpc_server, server.host, server.port, tls)
-    metrics_server = start_metrics_server(registry, server.metrics_host, server.metrics_port)
     await grpc_server.start()
-    ports = {"grpc_port": grpc_port, "metrics_port": metrics_server.port}
+    ports = {"grpc_port": grpc_port, "metrics_port": metrics_port}
     if facade is not None:
         await facade.server.start()
         ports["vllm_compat_port"] = facade.port
     structlog.get_logger().info("listening", **ports)
-    return metrics_server
 
 
 def _why_not_listening(error: Exception, server: ServerConfig) -> str:

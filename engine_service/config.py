@@ -119,6 +119,21 @@ class EngineSettings(ServiceSettings):
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
     drain_timeout: float = Field(30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM")
+    allow_drain_rpc: bool = Field(
+        False, description="let whoever reaches the gRPC port drain the service (best with --tls-client-ca-file)"
+    )
+    stalled_step_timeout: float = Field(
+        10.0,
+        gt=0,
+        le=86_400,
+        description="seconds without a finished step, while there is work, until health of loop is NOT_SERVING",
+    )
+    hung_step_timeout: float = Field(
+        120.0,
+        ge=0,
+        le=86_400,
+        description="seconds without a finished step, while there is work, until the engine is killed; 0: never",
+    )
     restart_engine: bool = Field(
         False, description="start a fresh engine process when it dies, instead of exiting non-zero"
     )

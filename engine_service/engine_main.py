@@ -5,6 +5,7 @@ it (`loop/engine_process.py`). Must not know: gRPC, sessions.
 """
 
 import ctypes
+import faulthandler
 import os
 import secrets
 import signal
@@ -30,9 +31,11 @@ from engine_service.grammar.compiler import GrammarCompiler
 from engine_service.grammar.limits import GrammarLimits
 from engine_service.grammar.vocabulary import NoVocabulary
 from engine_service.loop.engine_loop import EngineLoop
+from engine_service.loop.engine_process import STACK_DUMP_SIGNAL
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
 from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
+from engine_service.loop.warm_up import warm_up
 from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
 from service_runtime.logs import configure_logging
 from service_runtime.model_files import (
@@ -66,6 +69,7 @@ def _live_and_die_with_the_front() -> None:
     # The front drives every stop; a terminal or a supervisor may signal the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -107,6 +111,13 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
     worker: Worker | ThreadedWorker = ThreadedWorker(built) if scheduling.overlap else built
     info = built.info
     limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
+    warm_up(
+        worker,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_model_len=limits.max_model_len,
+        step_token_budget=scheduling.step_token_budget,
+    )
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=info.block_size,

@@ -24,6 +24,9 @@ class ServerConfig:
     vllm_compat_host: str
     vllm_compat_port: int | None
     drain_timeout_s: float
+    allow_drain_rpc: bool
+    stalled_step_timeout_s: float
+    hung_step_timeout_s: float
     restart_engine: bool
     max_request_bytes: int
     max_unread_tokens: int
@@ -41,6 +44,9 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.vllm_compat_host,
         settings.vllm_compat_port,
         settings.drain_timeout,
+        settings.allow_drain_rpc,
+        settings.stalled_step_timeout,
+        settings.hung_step_timeout,
         settings.restart_engine,
         settings.max_request_bytes,
         settings.max_unread_tokens,

@@ -3,7 +3,8 @@
 Must not know: which services are served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -52,24 +53,52 @@ def channel_options() -> list[tuple[str, int]]:
     ]
 
 
-class ServiceHealth:
-    """`grpc.health.v1` for the whole server ("") and each service by name; NOT_SERVING until told."""
+Probe = Callable[[], Awaitable[bool]]
+LIVE = "live"
 
-    def __init__(self, service_names: Sequence[str]) -> None:
+
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """Finds some names out when it is asked, with Check; Watch is told what the last Check found."""
+
+    def __init__(self, probes: Mapping[str, Probe]) -> None:
+        super().__init__()
+        self._probes = probes
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        probe = self._probes.get(request.service)
+        if probe is not None:
+            await self.set(request.service, _status(await probe()))
+        return await super().Check(request, context)
+
+
+def _status(is_good: bool) -> Any:
+    return health_pb2.HealthCheckResponse.SERVING if is_good else health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class ServiceHealth:
+    """`grpc.health.v1` for the whole server ("") and each service by name: NOT_SERVING until told.
+
+    "live" is always SERVING: the process answers. `probes` are more names, found out when they are asked for.
+    """
+
+    def __init__(self, service_names: Sequence[str], probes: Mapping[str, Probe] | None = None) -> None:
         self._names = ("", *service_names)
-        self._servicer = health.aio.HealthServicer()
+        self._probes = probes or {}
+        self._servicer = _HealthServicer(self._probes)
         self.is_serving = False
 
     async def set_serving(self, is_serving: bool) -> None:
         self.is_serving = is_serving
-        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
-            await self._servicer.set(name, status)
+            await self._servicer.set(name, _status(is_serving))
 
     async def add_to(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         reflection.enable_server_reflection([*self._names[1:], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         await self.set_serving(False)
+        for name in self._probes:
+            await self._servicer.set(name, _status(False))
+        await self._servicer.set(LIVE, _status(True))
 
 
 class PortInUse(Exception):

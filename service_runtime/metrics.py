@@ -1,20 +1,21 @@
-"""The Prometheus endpoint of a service, on its own port and thread, and observations that wait for it.
+"""The HTTP port for what watches a service: /metrics, /livez and /readyz; and observations that wait to be read.
 
-Must not know: which metrics exist.
+Must not know: which metrics exist, when a service is ready.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-from wsgiref.simple_server import WSGIServer
+from typing import Any, Generic, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app, start_http_server
 from prometheus_client.registry import Collector
 
 Item = TypeVar("Item")
 MAX_WAITING = 256
+_WATCHER_TIMEOUT_S = 10.0
 
 
 class Deferred(Collector, Generic[Item]):
@@ -67,7 +68,37 @@ class MetricsServer:
         self.thread.join()
 
 
-def start_metrics_server(registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
-    """Serves `registry` on `host:port` (0: any free port). Raises OSError when the port is in use."""
+class _Handler(WSGIRequestHandler):
+    """Writes no log, and does not wait for ever for a request."""
+
+    timeout = _WATCHER_TIMEOUT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def start_metrics_server(
+    registry: CollectorRegistry, host: str, port: int, is_ready: Callable[[], bool]
+) -> MetricsServer:
+    """Serves `registry` on `host:port` (0: any free port). Raises OSError when the port is in use.
+
+    `is_ready` is asked from other threads.
+    """
     server, thread = start_http_server(port, addr=host, registry=registry)
+    server.RequestHandlerClass = _Handler
+    server.set_app(_with_health(make_wsgi_app(registry), is_ready))
     return MetricsServer(server, thread)
+
+
+def _with_health(metrics: Callable[..., Any], is_ready: Callable[[], bool]) -> Callable[..., Any]:
+    """`/livez`: the process answers. `/readyz`: 200 while new requests are taken, else 503. The rest: metrics."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        path = environ["PATH_INFO"]
+        if path not in ("/livez", "/readyz"):
+            return metrics(environ, start_response)
+        is_good = path == "/livez" or is_ready()
+        start_response("200 OK" if is_good else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if is_good else b"not ready\n"]
+
+    return answer

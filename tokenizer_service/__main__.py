@@ -187,7 +187,7 @@ class TokenizerApp:
         parts = HttpParts(
             generations=generations,
             registry=self.metrics.registry,
-            is_ready=lambda: self._is_serving,
+            is_ready=lambda: self.is_serving,
             clock=time.time,
             limits=ExchangeLimits(
                 BodyLimits(settings.max_request_bytes, settings.http_body_timeout), settings.http_write_timeout
@@ -200,7 +200,7 @@ class TokenizerApp:
         return HttpServer(build_app(parts), bounds, keep_alive_s=settings.http_keep_alive_timeout, tls=tls)
 
     @property
-    def _is_serving(self) -> bool:
+    def is_serving(self) -> bool:
         return self.router.num_connected > 0 and not self._is_draining
 
     async def start(self) -> None:
@@ -235,7 +235,7 @@ class TokenizerApp:
         while True:
             await self._engines_changed.wait()
             self._engines_changed.clear()
-            serving = self._is_serving
+            serving = self.is_serving
             if serving != self._health.is_serving:
                 await self._health.set_serving(serving)
                 _log.info("serving" if serving else "not_serving", engines=self.router.num_connected)
@@ -278,7 +278,7 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys)
         stack.push_async_callback(app.stop)
         keep_start_up_objects()
         await app.start()
-        metrics = _start_metrics(settings, app.metrics.registry)
+        metrics = _start_metrics(settings, app)
         stack.push_async_callback(asyncio.to_thread, metrics.close)
         ports = {"grpc_port": app.port, "http_port": app.http_port, "metrics_port": metrics.port}
         _log.info("listening", **ports | ({"operator_port": app.operator_port} if app.operator_port else {}))
@@ -287,10 +287,10 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys)
     _log.info("stopped")
 
 
-def _start_metrics(settings: TokenizerSettings, registry: CollectorRegistry) -> MetricsServer:
+def _start_metrics(settings: TokenizerSettings, app: TokenizerApp) -> MetricsServer:
     host, port = settings.metrics_host, settings.metrics_port
     try:
-        return start_metrics_server(registry, host, port)
+        return start_metrics_server(app.metrics.registry, host, port, lambda: app.is_serving)
     except OSError as error:
         raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}") from error
 

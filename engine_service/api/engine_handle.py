@@ -13,6 +13,7 @@ from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
+from engine_service.api.pulse import Pulse
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
@@ -49,6 +50,7 @@ class EngineHandle:
         self._live: dict[int, LiveRequest] = {}
         self._by_name: dict[str, Submission] = {}
         self._connection: Connection | None = None
+        self.pulse = Pulse(clock)
         self.draining = asyncio.Event()
         self.kv_feed = KvFeed()
         self._idle = asyncio.Event()
@@ -107,6 +109,8 @@ class EngineHandle:
             wake=wake,
         )
         self._next_id += request.samples
+        if not self._live:
+            self.pulse.became_busy()
         self._live.update((live.request_id, live) for live in submission.samples)
         self._by_name[submission.name] = submission
         self._idle.clear()
@@ -143,6 +147,7 @@ class EngineHandle:
             info.num_blocks,
         )
         self._connection = Connection(info, limits, commands, ready.stats)
+        self.pulse.began()
         self._metrics.engine_started(ready.stats)
 
     def detach(self, reason: Refusal) -> None:
@@ -175,6 +180,7 @@ class EngineHandle:
         connection.stats = report.stats
         if report.steps:
             connection.last_step = self._clock()
+        self.pulse.reported(bool(report.steps))
         if report.kv_events:
             self.kv_feed.tell(report.kv_events)
         timings = {timing.request_id: timing for timing in report.finished}
@@ -203,6 +209,8 @@ class EngineHandle:
         submission = live.submission
         del self._live[live.request_id]
         submission.ended(finish)
+        if finish.error is not None and finish.error.code is RefusalCode.FAILED:
+            self.pulse.faulted()
         if submission.outcome is not None and submission.num_open == 0:
             del self._by_name[submission.name]
             self._metrics.count_request(submission.outcome)

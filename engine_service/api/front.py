@@ -48,19 +48,24 @@ class Front:
             await self._set_serving(False)
             await self._stop_servers(_LAST_STATUSES_SECONDS)
             return engine.result()
-        is_immediate = await self._drain(engine)
+        is_immediate = await self._drain(engine, self._grace_s)
         await self._supervisor.stop(immediately=is_immediate)
         await self._stop_servers(0 if is_immediate else _LAST_STATUSES_SECONDS)
         await engine
         return None
 
-    async def _drain(self, engine: asyncio.Task[str]) -> bool:
+    @property
+    def _grace_s(self) -> float:
+        asked_s = self._signals.grace_s
+        return self._drain_timeout_s if asked_s is None else asked_s
+
+    async def _drain(self, engine: asyncio.Task[str], grace_s: float) -> bool:
         """Lets running work finish in time; True when a second signal cut it short."""
         await self._set_serving(False)
         self._handle.drain()
-        self._log.info("draining", live_requests=self._handle.num_live, timeout_s=self._drain_timeout_s)
+        self._log.info("draining", live_requests=self._handle.num_live, timeout_s=grace_s)
         immediate = asyncio.create_task(self._signals.wait_immediate())
-        await self._wait_idle(engine, immediate, self._drain_timeout_s)
+        await self._wait_idle(engine, immediate, grace_s)
         if self._handle.num_live and not immediate.done():
             self._log.warning("drain timeout", live_requests=self._handle.num_live)
             self._handle.cancel_all(SHUTTING_DOWN)

@@ -18,6 +18,7 @@ from engine_service.api.kv_mirror import MAX_WATCHERS, KvWatchers
 from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.session import Session
 from engine_service.core.outcome import Refusal, RefusalCode
+from service_runtime.drain import check_allowed, read_grace
 from service_runtime.wire import Malformed, request_parser
 from tokenwire.engine.v1 import engine_pb2
 
@@ -32,7 +33,10 @@ GenerateContext = grpc.aio.ServicerContext[engine_pb2.GenerateRequest, engine_pb
 
 
 class EngineService:
-    """The methods of EngineService. Errors are statuses: see `api/errors.py`. `clock` is the handle's, in seconds."""
+    """The methods of EngineService. Errors are statuses: see `api/errors.py`. `clock` is the handle's, in seconds.
+
+    `ask_to_drain` starts a drain with a grace in seconds (None: the usual one); without it calls may not.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class EngineService:
         engine_version: str,
         clock: Callable[[], float],
         session_open_timeout_s: float = SESSION_OPEN_TIMEOUT_SECONDS,
+        ask_to_drain: Callable[[float | None], None] | None = None,
     ) -> None:
         self._door = door
         self._handle = handle
@@ -51,6 +56,7 @@ class EngineService:
         self._clock = clock
         self._session_open_timeout_s = session_open_timeout_s
         self._watchers = KvWatchers(handle.kv_feed)
+        self._ask_to_drain = ask_to_drain
 
     async def session(
         self,
@@ -138,6 +144,16 @@ class EngineService:
                 await asyncio.sleep(_KV_PAUSE_SECONDS)
         await errors.abort(context, connection.reason)
 
+    async def drain(
+        self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.DrainResponse:
+        await check_allowed(context, self._ask_to_drain is not None)
+        grace_s = await read_grace(context, request.grace, request.HasField("grace"))
+        assert self._ask_to_drain is not None
+        self._ask_to_drain(grace_s)
+        await self._handle.draining.wait()
+        return engine_pb2.DrainResponse(live_requests=self._handle.num_live)
+
     async def _running_engine(self, context: grpc.aio.ServicerContext[Any, Any]) -> Connection:
         connection = self._handle.current
         if connection is None:
@@ -179,6 +195,9 @@ def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:
             _well_formed(service.watch_kv_events),
             request_parser(pb.WatchKvEventsRequest),
             pb.WatchKvEventsResponse.SerializeToString,
+        ),
+        "Drain": unary(
+            _well_formed(service.drain), request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

@@ -13,7 +13,7 @@ from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
 from engine_service.loop.grammar_desk import GrammarDesk
-from engine_service.loop.messages import Abort, Shutdown, StepReport, StepTiming, Submit, WatchKvEvents
+from engine_service.loop.messages import Abort, Ping, Shutdown, StepReport, StepTiming, Submit, WatchKvEvents
 from engine_service.loop.request_timings import RequestTimings
 from engine_service.loop.worker_protocol import Worker
 
@@ -58,6 +58,7 @@ class EngineLoop:
         self._timings = RequestTimings()
         self._refused: list[RequestNews] = []
         self._is_stopping = False
+        self._was_asked = False
 
     def run(self) -> None:
         """Until Shutdown, which closes the worker. Raises FrontGone and what the worker raised: both are the end."""
@@ -103,6 +104,8 @@ class EngineLoop:
                             self._grammars.abort(request_id, command.cause)
                 case WatchKvEvents():
                     self._scheduler.watch_kv_events(command.is_on, command.with_tokens)
+                case Ping():
+                    self._was_asked = True
                 case Shutdown():
                     self._is_stopping = True
                 case _:
@@ -154,11 +157,12 @@ class EngineLoop:
         return plan
 
     def _publish(self, steps: tuple[StepTiming, ...]) -> None:
-        """One message with everything new; none when there is neither news nor a settled step."""
+        """One message with everything new; none when there is neither news nor a settled step, nor a question."""
         news = (*self._refused, *self._scheduler.take_news())
         self._refused.clear()
         kv_events = self._scheduler.take_kv_events()
-        if news or steps or kv_events:
+        if news or steps or kv_events or self._was_asked:
+            self._was_asked = False
             finished = self._timings.settle(news, self._clock())
             self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished, kv_events))
 

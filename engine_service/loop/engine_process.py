@@ -15,6 +15,9 @@ from typing import Protocol
 
 from engine_service.loop.mailbox import EngineMailbox, FrontGone, socket_pair
 
+# Only a process that has registered for it may be sent this: by default it kills.
+STACK_DUMP_SIGNAL = signal.SIGUSR1
+
 
 class RunningEngine(Protocol):
     """A started engine, whatever it runs in."""
@@ -24,6 +27,9 @@ class RunningEngine(Protocol):
 
     async def wait(self) -> int:
         """Its exit status, once it has ended."""
+
+    def dump_stacks(self) -> None:
+        """Makes it write what each of its threads is doing to its log, if that is possible."""
 
     def kill(self) -> None:
         """Ends it at once, if that is possible; fine when it has ended already."""
@@ -47,6 +53,10 @@ class _ProcessEngine:
 
     async def wait(self) -> int:
         return await self._process.wait()
+
+    def dump_stacks(self) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(STACK_DUMP_SIGNAL)
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -101,6 +111,9 @@ class _ThreadEngine:
     async def wait(self) -> int:
         await asyncio.to_thread(self._thread.join)
         return self._status
+
+    def dump_stacks(self) -> None:
+        return
 
     def kill(self) -> None:
         return

@@ -59,7 +59,12 @@ class WatchKvEvents:
     with_tokens: bool = False
 
 
-Command = Submit | Abort | WatchKvEvents | Shutdown
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A report is due even if nothing is new."""
+
+
+Command = Submit | Abort | WatchKvEvents | Ping | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ def test_every_setting_reaches_a_composed_object() -> None:
         "kv_cache_memory": "memory_bytes",
         "kv_cache_fraction": "memory_fraction",
         "drain_timeout": "drain_timeout_s",
+        "stalled_step_timeout": "stalled_step_timeout_s",
+        "hung_step_timeout": "hung_step_timeout_s",
         "tls_cert_file": "tls",
         "tls_key_file": "tls",
         "tls_client_ca_file": "tls",

@@ -793,3 +793,51 @@ class GetLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step_age) -> _WhichOneofReturnType__last_step_age | None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Time that running requests get, 0 to 86,400 s; those that still run then
+        end with UNAVAILABLE. Unset: what the service was started with.
+        """
+
+    def __init__(
+        self,
+        *,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace", b"_grace", "grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace", b"_grace", "grace", b"grace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grace: _TypeAlias = _typing.Literal["grace"]  # noqa: Y015
+    _WhichOneofArgType__grace: _TypeAlias = _typing.Literal["_grace", b"_grace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace) -> _WhichOneofReturnType__grace | None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """The service drains now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    live_requests: _builtins.int
+    """Requests (each sample is one) that still run."""
+    def __init__(
+        self,
+        *,
+        live_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_requests", b"live_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015

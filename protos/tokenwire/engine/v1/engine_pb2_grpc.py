@@ -65,6 +65,11 @@ class EngineServiceStub(object):
                 request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/tokenwire.engine.v1.EngineService/Drain',
+                request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -118,6 +123,15 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+        running ones finish within the grace, the service exits with 0. Refused
+        with PERMISSION_DENIED unless the operator allows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +164,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.WatchKvEvents,
                     request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.FromString,
                     response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.FromString,
+                    response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +334,33 @@ class EngineService(object):
             '/tokenwire.engine.v1.EngineService/WatchKvEvents',
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsRequest.SerializeToString,
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.WatchKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.engine.v1.EngineService/Drain',
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

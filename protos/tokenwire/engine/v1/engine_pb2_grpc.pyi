@@ -54,6 +54,11 @@ class EngineServiceStub:
     the engine ends. Begins with all that it holds. A client that reads too
     slowly is told all again instead of what it missed.
     """
+    Drain: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainResponse]
+    """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+    running ones finish within the grace, the service exits with 0. Refused
+    with PERMISSION_DENIED unless the operator allows it.
+    """
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -80,6 +85,11 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """What the prefix cache holds, and every change of it, until the client or
     the engine ends. Begins with all that it holds. A client that reads too
     slowly is told all again instead of what it missed.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainResponse]  # type: ignore[assignment]
+    """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+    running ones finish within the grace, the service exits with 0. Refused
+    with PERMISSION_DENIED unless the operator allows it.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -140,6 +150,17 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         """What the prefix cache holds, and every change of it, until the client or
         the engine ends. Begins with all that it holds. A client that reads too
         slowly is told all again instead of what it missed.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _engine_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.DrainResponse, _abc.Awaitable[_engine_pb2.DrainResponse]]:
+        """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+        running ones finish within the grace, the service exits with 0. Refused
+        with PERMISSION_DENIED unless the operator allows it.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
