@@ -137,7 +137,7 @@ class PositionLogprobs:
 
 
 class Delta(NamedTuple):
-    """New text (whole characters) of a sample and the tokens that arrived with it; the text may lag behind.
+    """New text (whole characters) of a sample and the tokens that it completes; parts of a character come at once.
 
     `index` says which sample. `logprobs` has an entry for each of `token_ids`, when asked for; `prompt_logprobs`
     are the next positions of the prompt. Text of tool calls is in `tool_calls` only. (A named tuple: thousands

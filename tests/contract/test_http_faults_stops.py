@@ -9,9 +9,10 @@ import pytest
 
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.checkpoints import SCRIPT_S1, SCRIPT_S1_TEXT
-from tests.fixtures.http_calls import COMPLETIONS, body_of, error_of, http
+from tests.fixtures.http_calls import CHAT, COMPLETIONS, body_of, error_of, events, http
 from tests.fixtures.http_stack import HttpStack
 from tests.fixtures.tokenizer_app import default_model, running
+from tokenwire.common.v1 import logprobs_pb2
 
 BOTH = pytest.mark.parametrize("stream", [False, True])
 CHAIN = {"prompt": [1000], "temperature": 0, "max_tokens": 60}
@@ -136,3 +137,59 @@ def test_no_token_is_refused_and_one_is_one(succ_http: HttpStack, stream: bool) 
     assert (one.finish_reason, one.token_ids) == ("length", (15107,))
     end = succ_http.choice(hello(prompt=[137], max_tokens=1), stream=stream)
     assert (end.text, end.finish_reason, end.token_ids) == ("", "stop", (2,))
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    "stop", [["pepper DEFX", " peppers"], ["EFX", "J 삼!"], ["🌶!"], [" pepper DEFGHIJ 삼?"], ["GHI"]]
+)
+async def test_a_chunk_has_the_log_probabilities_of_the_text_it_completes(path: str, stop: list[str]) -> None:
+    """B030: where text is held back so are its tokens; together the chunks have what the plain answer has."""
+    ids = list(SCRIPT_S1[1:-1])
+
+    async def script(request: fe.FakeRequest) -> None:
+        for token_id in ids:
+            await request.send([token_id], logprobs=[fe_position(token_id)])
+            await asyncio.sleep(0)
+        await request.send([], request.finish(fe.STOP))
+
+    body = body_of(path, stop=stop, return_token_ids=True)
+    body |= {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
+    async with running(default_model(), script) as service, http(service) as client:
+        plain = (await client.post(path, json=body)).json()
+        streamed = await client.post(path, json=body | {"stream": True})
+        ends = []
+        for count in range(1, len(ids) + 1):
+            text = (await client.post("/detokenize", json={"tokens": ids[:count]})).json()["prompt"]
+            ends.append(len(text.rstrip("\ufffd")))
+    *chunks, done = events(streamed.text)
+    assert done == "[DONE]"
+    parts = [chunk["choices"][0] for chunk in chunks]
+    shown, chars = 0, 0
+    for part in parts[:-1]:
+        chars += len(part["delta"].get("content", "") if path == CHAT else part["text"])
+        tokens = part.get("token_ids") or []
+        assert tokens == ids[shown : shown + len(tokens)]
+        assert len(entries(path, part)) == len(tokens)
+        shown += len(tokens)
+        if shown < plain["usage"]["completion_tokens"]:
+            # No token whose text is not there, and no text whose token is not there.
+            assert shown == 0 or ends[shown - 1] <= chars, part
+            assert ends[shown] > chars or ends[shown] == ends[shown - 1], part
+    assert shown == plain["usage"]["completion_tokens"]
+    whole = plain["choices"][0]
+    assert [entry for part in parts for entry in entries(path, part)] == entries(path, whole)
+    assert chars == len(whole["message"]["content"] if path == CHAT else whole["text"])
+    assert whole["stop_reason"] == (stop[0] if stop == ["GHI"] else None)
+
+
+def fe_position(token_id: int) -> logprobs_pb2.PositionLogprobs:
+    own = logprobs_pb2.TokenLogprob(token_id=token_id, logprob=-token_id / 8)
+    return logprobs_pb2.PositionLogprobs(token=own, rank=1, top=[own])
+
+
+def entries(path: str, part: Any) -> list[Any]:
+    found = part["logprobs"]
+    if found is None:
+        return []
+    return list(found["content"] if path == CHAT else zip(found["tokens"], found["token_logprobs"], strict=True))

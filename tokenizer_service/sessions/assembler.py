@@ -3,6 +3,7 @@
 Must not know: engines, clients, time, how a model writes its calls.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -30,7 +31,8 @@ class ToolParser(Protocol):
 class Assembled(NamedTuple):
     """`text` to show, how many of the given tokens it took, the stop string that was found, parts of calls.
 
-    `is_over`: the text ends here, by a stop string or by the last call that is allowed.
+    `is_over`: the text ends here, by a stop string or by the last call that is allowed. `tokens_held`: how many of
+    the last tokens, of this call and those before, have text that is held back because it may become a stop string.
     """
 
     text: str
@@ -38,6 +40,7 @@ class Assembled(NamedTuple):
     stop_string: str | None
     tool_calls: tuple[ToolCallDelta, ...] = ()
     is_over: bool = False
+    tokens_held: int = 0
 
 
 class TextAssembler:
@@ -49,6 +52,8 @@ class TextAssembler:
         self._detokenizer = detokenizer
         self._stops = stops
         self._tool_parser = tool_parser
+        self._chars_made = self._chars_shown = 0  # of the text before tool calls are taken out
+        self._held_ends: deque[int] = deque()  # where the text of each held token ends
 
     def add(self, token_ids: Sequence[int]) -> Assembled:
         """The text that these tokens complete. An end in it is the end: nothing is held back then."""
@@ -69,7 +74,7 @@ class TextAssembler:
             text, calls = text + made.text, calls + made.tool_calls
             if made.is_over:
                 return Assembled(text, place + 1, made.stop_string, calls, is_over=True)
-        return Assembled(text, len(token_ids), None, calls)
+        return Assembled(text, len(token_ids), None, calls, tokens_held=len(self._held_ends))
 
     def finish(self) -> Assembled:
         """The text held back so far, at the end of the generation."""
@@ -82,11 +87,21 @@ class TextAssembler:
         parts: list[str] = []
         for place, token_id in enumerate(token_ids):
             # One by one, so that the token that completes a match is known.
-            text, stop = self._stops.feed(self._detokenizer.add((token_id,)))
+            new = self._detokenizer.add((token_id,))
+            text, stop = self._stops.feed(new)
             parts.append(text)
+            self._count(len(new), len(text))
             if stop is not None:
                 return Assembled("".join(parts), place + 1, stop, is_over=True)
-        return Assembled("".join(parts), len(token_ids), None)
+        return Assembled("".join(parts), len(token_ids), None, tokens_held=len(self._held_ends))
+
+    def _count(self, chars_made: int, chars_shown: int) -> None:
+        """Of the text of one more token, and of what that has set free."""
+        self._chars_made += chars_made
+        self._chars_shown += chars_shown
+        self._held_ends.append(self._chars_made)
+        while self._held_ends and self._held_ends[0] <= self._chars_shown:
+            self._held_ends.popleft()
 
     def _finish(self) -> Assembled:
         rest = self._detokenizer.finish()
@@ -100,4 +115,5 @@ class TextAssembler:
         if is_last:
             rest, more = parser.finish()
             text, calls = text + rest, calls + more
-        return Assembled(text, made.tokens_used, made.stop_string, calls, made.is_over or parser.is_over)
+        is_over = made.is_over or parser.is_over
+        return Assembled(text, made.tokens_used, made.stop_string, calls, is_over, 0 if is_over else made.tokens_held)

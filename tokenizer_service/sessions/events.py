@@ -30,7 +30,7 @@ class TextPositionLogprobs:
 
 
 class TextDelta(NamedTuple):
-    """New text of a sample and the tokens that arrived with it; one of them may be empty.
+    """New text of a sample and the tokens that it completes; one of them may be empty.
 
     The log probabilities are one entry for each of `token_ids`, empty unless asked for; those of the prompt
     come for sample 0, in one or more parts. Text of tool calls is in `tool_calls` only. (A named tuple: one is

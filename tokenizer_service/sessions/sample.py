@@ -47,6 +47,7 @@ class Sample:
         "_prompt_read",
         "_text",
         "_token_ids",
+        "_tokens_held",
         "_tool_calls",
         "end",
         "has_tool_calls",
@@ -66,6 +67,7 @@ class Sample:
         self._assembler = assembler
         self._backlog = backlog
         self._include_stop = include_stop
+        self._tokens_held = 0  # the last ones: they are shown together with their text
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -74,7 +76,11 @@ class Sample:
         self._tool_calls: list[ToolCallDelta] = []
 
     def has_unread(self) -> bool:
-        return bool(self._token_ids or self._text or self._tool_calls) or self._has_unread_prompt()
+        return (
+            len(self._token_ids) > self._tokens_held
+            or bool(self._text or self._tool_calls)
+            or self._has_unread_prompt()
+        )
 
     def _has_unread_prompt(self) -> bool:
         return self._prompt_read < len(self._prompt_logprobs)
@@ -83,7 +89,7 @@ class Sample:
         """Takes tokens up to the end of the text (see `is_cut`); returns how many."""
         _, token_ids, finish, logprobs, prompt_logprobs = news
         visible = token_ids if finish is None else self._visible(token_ids, finish)
-        text, used, stop, calls, is_over = self._assembler.add(visible)
+        text, used, stop, calls, is_over, held = self._assembler.add(visible)
         if is_over:
             token_ids = token_ids[:used]
         else:
@@ -91,8 +97,10 @@ class Sample:
             if finish is not None:
                 rest = self._assembler.finish()
                 text, stop, calls, is_over = text + rest.text, rest.stop_string, calls + rest.tool_calls, rest.is_over
+                held = 0
         self.stop_string, self.is_cut = stop, is_over
         self.tokens_received += used
+        self._tokens_held = held
         self._token_ids.extend(token_ids)
         self._backlog.tokens += used
         if text:
@@ -127,9 +135,10 @@ class Sample:
         """What is unread; of many prompt positions only the first, and the rest next time."""
         if self._has_unread_prompt():
             return TextDelta("", (), self.index, (), self._read_prompt(token_bytes))
-        text, token_ids = "".join(self._text), tuple(self._token_ids)
+        text, shown = "".join(self._text), len(self._token_ids) - self._tokens_held
+        token_ids = tuple(self._token_ids[:shown])
         self._text.clear()
-        self._token_ids.clear()
+        del self._token_ids[:shown]
         self._backlog.tokens -= len(token_ids)
         self._backlog.chars -= len(text)
         if not self._logprobs and not self._tool_calls:
@@ -142,7 +151,8 @@ class Sample:
         return with_text(part, token_bytes)
 
     def _read_logprobs(self, token_bytes: TokenBytes) -> tuple[TextPositionLogprobs, ...]:
-        logprobs, self._logprobs = self._logprobs, []
+        shown = len(self._logprobs) - self._tokens_held
+        logprobs, self._logprobs = self._logprobs[:shown], self._logprobs[shown:]
         self._backlog.tokens -= _alternatives(logprobs)
         return with_text(logprobs, token_bytes)
 

@@ -142,14 +142,27 @@ async def test_an_ended_sample_that_was_cut_is_not_shown_as_whole() -> None:
     assert failed is not None
 
 
-async def test_log_probabilities_come_with_their_tokens_also_where_text_is_held_back() -> None:
+async def test_tokens_and_log_probabilities_are_held_back_with_their_text() -> None:
+    """B030: one token at a time, and what was held comes with the text that it completes."""
     session, _, _ = started("bcd")
-    session.on_news(TokenNews(0, [0, 1], None, [position(0), position(1)]))
-    assert await session.next_event() == TextDelta("a", (0, 1), 0, (shown(0), shown(1)))
+    for token in (0, 1, 2):
+        session.on_news(TokenNews(0, [token], None, [position(token)]))
+    assert await session.next_event() == TextDelta("a", (0,), 0, (shown(0),))
+    session.on_news(TokenNews(0, [1], None, [position(1)]))  # "bc" was no beginning of the stop; "b" is again one
+    assert await session.next_event() == TextDelta("bc", (1, 2), 0, (shown(1), shown(2)))
     session.on_news(TokenNews(0, [2], None, [position(2)]))
-    assert await session.next_event() == TextDelta("", (2,), 0, (shown(2),))
     session.on_news(TokenNews(0, [3, 4], None, [position(3), position(4)]))
-    assert await session.next_event() == TextDelta("", (3,), 0, (shown(3),))  # 4 came after the match
+    end = TextDelta("", (1, 2, 3), 0, (shown(1), shown(2), shown(3)))  # 4 came after the match
+    assert await session.next_event() == end
+
+
+async def test_what_is_held_at_the_end_comes_with_the_last_text() -> None:
+    """B030."""
+    session, _, _ = started("bcd")
+    session.on_news(TokenNews(0, [0, 1, 2], None, [position(0), position(1), position(2)]))
+    assert await session.next_event() == TextDelta("a", (0,), 0, (shown(0),))
+    session.on_news(TokenNews(0, [5], finished(FinishReason.STOP, 4, 5), [position(5)]))
+    assert await session.next_event() == TextDelta("bc", (1, 2, 5), 0, (shown(1), shown(2), shown(5)))
 
 
 async def test_a_hidden_stop_token_keeps_its_log_probability() -> None:

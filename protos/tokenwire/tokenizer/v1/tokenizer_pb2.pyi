@@ -261,7 +261,7 @@ class GenerateResponse(_message.Message):
     """Which of the n samples."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens that arrived with it (the text may lag behind them)."""
+        """The tokens whose text it completes; parts of a character come at once."""
 
     @_builtins.property
     def completion(self) -> Global___Completion:
@@ -584,7 +584,7 @@ class ChatResponse(_message.Message):
     """Which of the n samples."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens that arrived with it (the text may lag behind them)."""
+        """The tokens whose text it completes; parts of a character come at once."""
 
     @_builtins.property
     def completion(self) -> Global___Completion:
