@@ -1,5 +1,7 @@
 """Area 7 of the known faults over HTTP: prompts that are none, too long or hostile, and chat templates."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.fixtures import fake_engine as fe
+from tests.fixtures.checkpoints import SCRIPT_S1_TEXT
 from tests.fixtures.http_calls import CHAT, COMPLETIONS, HELLO, error_of, http
-from tests.fixtures.http_stack import HttpStack
+from tests.fixtures.http_stack import HttpStack, together
 from tests.fixtures.tokenizer_app import model_info, running
 from tests.fixtures.tokenizers_made import SPECIAL_NAMES, msp_tokenizer, write_folder
 from tokenizer_service.__main__ import LoadedModel, load_model
@@ -56,6 +59,79 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
     assert "8,192" in error["message"]
     assert error_of(succ_http.post(COMPLETIONS, CHAIN | {"max_tokens": 2**63}), 400)["param"] == "max_tokens"
     assert len(succ_http.choice({"prompt": [1000], "temperature": 0}, stream=stream).token_ids) == 16
+
+
+@BOTH
+@pytest.mark.parametrize(("path", "body", "param"), EMPTY)
+def test_an_empty_prompt_is_refused_by_name(
+    succ_http: HttpStack, stream: bool, path: str, body: dict[str, Any], param: str
+) -> None:
+    """B093."""
+    error = error_of(succ_http.post(path, body | {"stream": stream}), 400)
+    assert error["param"] == param, error
+    assert param in error["message"]
+
+
+@BOTH
+def test_an_empty_prompt_among_good_ones_leaves_nothing(succ_http: HttpStack, stream: bool) -> None:
+    """B093: no prompt of the list goes on, and streams beside it are exact; an empty turn is none of these cases."""
+    good = partial(succ_http.choice, {"prompt": "Hello", "temperature": 0, "max_tokens": 40}, stream=True)
+    succ_http.until_idle()
+    before = succ_http.metric("generated_tokens_total")
+
+    def bad(prompts: list[Any]) -> Callable[[], Any]:
+        body = {"prompt": prompts, "max_tokens": 8000, "ignore_eos": True, "stream": stream, "n": 2}
+        return lambda: error_of(succ_http.post(COMPLETIONS, body), 400)
+
+    lists = [["a", ""], ["a", "b", "", "c"], [[1000], []]]
+    calls: list[Callable[[], Any]] = [*[bad(prompts) for prompts in lists], good, good, good]
+    *errors, one, two, three = together(calls)
+    assert [error["param"] for error in errors] == ["prompt[1]", "prompt[2]", "prompt[1]"]
+    assert one.text == two.text == three.text == SCRIPT_S1_TEXT
+    succ_http.until_idle()
+    assert succ_http.metric("generated_tokens_total") - before < 2000, "a good prompt of a bad list ran on"
+    empty = [{"role": "user", "content": ""}]
+    assert succ_http.choice({"messages": empty, "max_tokens": 2}, CHAT, stream=stream).finish_reason == "length"
+    succ_http.assert_alive()
+
+
+def chat_of(stack: HttpStack, tokens: int) -> list[dict[str, str]]:
+    """A conversation whose prompt has exactly that many tokens."""
+
+    def messages(words: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "pepper" + " pepper" * words}]
+
+    def count(words: int) -> int:
+        return int(stack.answer("/tokenize", {"messages": messages(words)})["count"])
+
+    words = tokens - count(0)
+    assert count(words) == tokens
+    return messages(words)
+
+
+@BOTH
+@pytest.mark.parametrize(("length", "generated"), [(8191, 1), (8190, 2), (8100, 92)])
+def test_a_chat_that_fills_the_context(succ_http: HttpStack, stream: bool, length: int, generated: int) -> None:
+    """B098: without a limit of its own; the usage says so to the token."""
+    body: dict[str, Any] = {"messages": chat_of(succ_http, length), "temperature": 0, "ignore_eos": True}
+    choice = succ_http.choice(body, CHAT, stream=stream)
+    assert (len(choice.token_ids), choice.finish_reason) == (generated, "length")
+    if stream:
+        usage = succ_http.chunks(body | {"stream_options": {"include_usage": True}}, CHAT)[-1]["usage"]
+    else:
+        usage = succ_http.answer(CHAT, body)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (length, generated, 8192)
+
+
+@BOTH
+def test_a_chat_of_one_token_too_many(succ_http: HttpStack, stream: bool) -> None:
+    """B098: 8,192 leave no room for a token."""
+    for length in (8192, 8193):
+        body = {"messages": chat_of(succ_http, length), "stream": stream, "max_tokens": 1}
+        error = error_of(succ_http.post(CHAT, body), 400)
+        assert error["param"] == "messages"
+        assert f"{length:,} tokens exceeds max_model_len 8,192" in error["message"]
+    succ_http.assert_alive()
 
 
 @BOTH

@@ -3,8 +3,11 @@
 The model's own defaults are not neutral, so every request that sets a neutral value shows that it is used as given.
 """
 
+import math
 import random
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from tests.fixtures.checkpoints import HIST_VOCAB
 from tests.fixtures.http_calls import COMPLETIONS
 from tests.fixtures.http_stack import HIST_DEFAULTS, HttpStack, together
 from tests.fixtures.reference_sampling import generate
+from tokenizer_service.sessions.prompt_text import PromptEncoder
+from tokenizer_service.text.prompt import ChatLimits
 
 Logits = Callable[[list[int]], list[float]]
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -117,3 +122,59 @@ def test_a_value_that_is_set_is_used_and_what_is_unset_is_the_models(hist_http: 
     for given in ({}, {"temperature": 0.0}, {"repetition_penalty": 1.0}, {"temperature": 1.0}, {"temperature": None}):
         used = {"max_tokens": 16} | HIST_DEFAULTS | {name: x for name, x in given.items() if x is not None}
         assert hist_http.choice(unset | given).token_ids == expected(hist_logits, unset | used), given
+
+
+def key_of(token: bytes) -> str:
+    """How completions write a token."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def reference_top(logits: Logits, tokens: list[int], came: int, count: int, texts: list[bytes]) -> dict[str, float]:
+    """What stands under `top_logprobs` after `tokens`: of tokens with the same bytes the likelier, and what came."""
+    row = logits(tokens)
+    total = max(row) + math.log(sum(math.exp(value - max(row)) for value in row))
+    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[:count]
+    found: dict[str, float] = {}
+    for token in ranked:
+        found.setdefault(key_of(texts[token]), row[token] - total)
+    return found | {key_of(texts[came]): row[came] - total}
+
+
+@pytest.fixture(scope="module")
+def token_texts(hist_folder: Path) -> list[bytes]:
+    """The bytes of each token of HIST, which has all 256 bytes and pairs of them."""
+    encoder = PromptEncoder.load(hist_folder, ChatLimits(10, 1000))
+    return [encoder.token_bytes(token) for token in range(HIST_VOCAB)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mixed_batch_of_log_probabilities(
+    hist_http: HttpStack, hist_logits: Logits, token_texts: list[bytes], stream: bool
+) -> None:
+    """B092: none, 0, 1, 20 and echo side by side; each has what it asked for, parts of characters told apart."""
+    wanted = [None, 0, 1, 20, 20]
+    bodies = [
+        ask([*SHORT, place], max_tokens=6, temperature=2.0, seed=place) | ({} if count is None else {"logprobs": count})
+        for place, count in enumerate(wanted, 1)
+    ]
+    bodies[-1]["echo"] = True
+    choices = together([partial(hist_http.choice, body, stream=stream) for body in bodies])
+    num_parts = 0
+    for body, count, choice in zip(bodies, wanted, choices, strict=True):
+        if count is None:
+            assert choice.logprobs == ()
+            continue
+        tokens = [*body["prompt"], *choice.token_ids]
+        first = 1 if body.get("echo") else len(body["prompt"])
+        entries = choice.logprobs[1:] if body.get("echo") else choice.logprobs
+        assert len(entries) == len(tokens) - first
+        for place, (text, logprob, top) in enumerate(entries, first):
+            assert text == key_of(token_texts[tokens[place]])
+            expected = reference_top(hist_logits, tokens[:place], tokens[place], count, token_texts)
+            assert top == pytest.approx(expected, abs=1e-3)
+            assert top[text] == logprob
+            num_parts += sum(key.startswith("bytes:") for key in top)
+    assert num_parts > 50, "the case has tokens that look alike"

@@ -48,7 +48,7 @@ class CompletionLogprobs:
 
     `text_offset` counts characters from the start of the choice's text. Only an echoed prompt has a token without
     a log probability, its first; `first_text` is that token's text. The token itself is among `top_logprobs`, whatever
-    its rank, as OpenAI has it.
+    its rank, as OpenAI has it, and with its own log probability.
     """
 
     def __init__(self, first_text: str = "") -> None:
@@ -71,17 +71,26 @@ class CompletionLogprobs:
             made["top_logprobs"].append(None)
             self._characters += len(self._first_text)
             return
-        made["tokens"].append(token_text(item.token))
+        key = _key(item.token)
+        made["tokens"].append(key)
         made["token_logprobs"].append(item.logprob)
-        made["top_logprobs"].append(_by_text([*top, item]))
+        made["top_logprobs"].append({**_by_key(top), key: item.logprob})
         self._characters += len(self._decoder.decode(item.token))
 
 
-def _by_text(ranked: Sequence[TextLogprob]) -> dict[str, float]:
-    """Of tokens with the same text (parts of characters) the most likely."""
+def _key(token: bytes) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI writes them: all parts would look alike."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _by_key(ranked: Sequence[TextLogprob]) -> dict[str, float]:
+    """Of several tokens with the same bytes the most likely."""
     made = dict[str, float]()
     for item in ranked:
-        made.setdefault(token_text(item.token), item.logprob)
+        made.setdefault(_key(item.token), item.logprob)
     return made
 
 
