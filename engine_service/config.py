@@ -68,6 +68,12 @@ class EngineSettings(ServiceSettings):
     backend: str = Field(
         "auto", min_length=1, description="auto, cpu (compiled kernels) or torch (plain, the reference)"
     )
+    simulate: str | None = Field(
+        None,
+        min_length=1,
+        description="file of a step model: compute nothing, take the time that it says and answer with tokens drawn at "
+        "random; for tests of routing, overload and capacity (default: off)",
+    )
     weight_format: WeightFormatName = Field(
         "plain", description="plain, or int4: weight-only, faster for a few requests at a time, lossy"
     )
@@ -219,6 +225,7 @@ class ModelConfig:
     max_model_len: int | None
     threads: int
     default_sampling: DefaultSamplingName = "model"
+    simulate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +280,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.max_model_len,
             settings.threads,
             settings.default_sampling,
+            settings.simulate,
         ),
         CacheConfig(
             settings.block_size,

@@ -21,6 +21,7 @@ from engine_service.config import (
     DEFAULT_DEVICE_KV_CACHE_FRACTION,
     DeviceChoice,
     EngineConfig,
+    ModelConfig,
 )
 from engine_service.core.admission import EngineLimits, servable_model_len
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
@@ -36,6 +37,8 @@ from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
 from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
 from engine_service.loop.warm_up import warm_up
+from engine_service.loop.worker_protocol import Worker as LoopWorker
+from engine_service.simulated.build import build_simulated_worker
 from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
 from service_runtime.logs import configure_logging
 from service_runtime.model_files import (
@@ -103,13 +106,8 @@ def _prepare_model(reference: str) -> Path:
 
 def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
     """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
-    from engine_service.worker.threaded import ThreadedWorker
-    from engine_service.worker.worker import Worker, build_worker
-
     scheduling = config.scheduling
-    built = build_worker(_worker_config(config, folder))
-    worker: Worker | ThreadedWorker = ThreadedWorker(built) if scheduling.overlap else built
-    info = built.info
+    worker, info = _build_worker(config, folder)
     limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
     warm_up(
         worker,
@@ -142,9 +140,21 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         limits=limits,
         clock=time.monotonic,
         overlap=scheduling.overlap,
-        grammars=_grammar_desk(folder, info, mailbox),
+        grammars=None if config.model.simulate else _grammar_desk(folder, info, mailbox),
     )
     return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats())
+
+
+def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, WorkerInfo]:
+    """Torch and the model are imported only where something is computed."""
+    if config.model.simulate is not None:
+        simulated = build_simulated_worker(_worker_config(config, folder), Path(config.model.simulate))
+        return simulated.worker, simulated.info
+    from engine_service.worker.threaded import ThreadedWorker
+    from engine_service.worker.worker import build_worker
+
+    built = build_worker(_worker_config(config, folder))
+    return ThreadedWorker(built) if config.scheduling.overlap else built, built.info
 
 
 def _grammar_desk(folder: Path, info: WorkerInfo, mailbox: EngineMailbox) -> GrammarDesk:
@@ -159,7 +169,7 @@ def _warn_no_grammars(reason: NoVocabulary) -> None:
 
 def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
     model, cache = config.model, config.cache
-    device = _resolve_device(model.device)
+    device = _resolve_device(model)
     has_size = cache.num_blocks or cache.memory_bytes is not None or cache.memory_fraction
     default_memory = DEFAULT_CPU_KV_CACHE_BYTES if device is Device.CPU and not has_size else None
     return WorkerConfig(
@@ -179,9 +189,11 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
     )
 
 
-def _resolve_device(choice: DeviceChoice) -> Device:
-    if choice is not DeviceChoice.AUTO:
-        return Device(choice.value)
+def _resolve_device(model: ModelConfig) -> Device:
+    if model.simulate is not None:
+        return Device.CPU
+    if model.device is not DeviceChoice.AUTO:
+        return Device(model.device.value)
     import torch
 
     return Device.CUDA if torch.cuda.is_available() else Device.CPU

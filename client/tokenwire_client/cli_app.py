@@ -14,6 +14,7 @@ from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
 from tokenwire_client.cli_engines import app as engines_app
 from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
+from tokenwire_client.cli_plugins import GROUP, add_plugins
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
 from tokenwire_client.types import Message, Sampling
@@ -27,11 +28,17 @@ app = typer.Typer(
 app.add_typer(engines_app, name="engines")
 
 
+load = typer.Typer(help="Load tests and capacity planning.", no_args_is_help=True)
+app.add_typer(load, name=GROUP)
+
+
 def run() -> None:
     """Runs the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a crash.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if GROUP in sys.argv[1:]:  # only then is their import worth its time
+        add_plugins(load)
     app()
 
 

@@ -19,7 +19,8 @@ from engine_service.worker.config import WorkerConfig, WorkerInfo
 from engine_service.worker.input_batch import BatchLimits, InputBatch, StepInput
 from engine_service.worker.logits import find_peaks
 from engine_service.worker.logprobs import LogprobRows, logprob_rows
-from engine_service.worker.memory import free_memory, size_pool
+from engine_service.worker.memory import free_memory
+from engine_service.worker.pool_size import size_pool
 from engine_service.worker.sampler import Sampled, Sampler
 from engine_service.worker.sampling_rows import TokenMasks
 from engine_service.worker.scored_pieces import ScoredPiece, cut

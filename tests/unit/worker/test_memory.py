@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from engine_service.worker.config import Device, WorkerConfig
-from engine_service.worker.memory import PoolSize, free_memory, size_pool
+from engine_service.worker.memory import free_memory
+from engine_service.worker.pool_size import PoolSize, size_pool
 
 BLOCK_SIZE, BLOCK_BYTES, MODEL_LEN, FREE = 16, 1000, 160, 40_000
 
