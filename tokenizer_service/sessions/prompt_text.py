@@ -28,10 +28,9 @@ class PromptRefused(Exception):
 class PromptEncoder:
     """`chat` is None for a model without a chat template. Used by many threads."""
 
-    def __init__(self, tokenizer: TextTokenizer, chat: ChatPrompts | None, *, longest_token_bytes: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, chat: ChatPrompts | None) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
-        self._longest_token_bytes = longest_token_bytes
         marker_ids = {tokenizer.token_id(marker) for marker in MARKERS[self.tool_format]}
         self.tool_marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
 
@@ -48,9 +47,7 @@ class PromptEncoder:
             if error.field is None:
                 raise
             chat = None
-        vocabulary = tokenizer.library_copy().get_vocab()
-        longest = max((len(token.encode()) for token in vocabulary), default=1)
-        return cls(tokenizer, chat, longest_token_bytes=longest)
+        return cls(tokenizer, chat)
 
     @property
     def vocab_size(self) -> int:
@@ -92,7 +89,7 @@ class PromptEncoder:
         """Even if every token were the vocabulary's longest, `size` bytes must fit the context."""
         if model is None:
             return
-        limit = self._longest_token_bytes * model.max_model_len
+        limit = self._tokenizer.longest_token_bytes * model.max_model_len
         if size > limit:
             raise TextError(
                 field,

@@ -19,7 +19,8 @@ class TextTokenizer:
     """The tokenizer of one model. Safe for use by many threads; encoding does not hold the GIL.
 
     `vocab_size` is the highest token id plus one, added tokens included; the model's own vocabulary may be
-    larger (padded), and ids from there have no text. `special_tokens` are in the order of their ids.
+    larger (padded), and ids from there have no text. `longest_token_bytes` counts the vocabulary's own
+    spelling. `special_tokens` are in the order of their ids.
     """
 
     def __init__(self, library: Tokenizer, names: Mapping[str, str]) -> None:
@@ -28,7 +29,9 @@ class TextTokenizer:
         """
         self._library = library
         special = {i: token for i, token in library.get_added_tokens_decoder().items() if token.special}
-        self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.longest_token_bytes: int = max(map(len, map(str.encode, vocabulary)), default=1)
         self.special_ids: frozenset[int] = frozenset(special)
         self.special_tokens: tuple[str, ...] = tuple(special[i].content for i in sorted(special))
         self.named_special_tokens: Mapping[str, str] = dict(names)
