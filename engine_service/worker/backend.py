@@ -13,6 +13,7 @@ import torch
 from engine_service.worker.attention import BlockCopies
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.input_batch import StepInput
+from engine_service.worker.row_draw import RowDraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class LoadedModel(Protocol):
     def prefill_per_decode(self) -> int:
         """Prompt tokens that may share a step with each decode; 0: any number. Where decoding is bound by memory,
         prompt tokens beside it are nearly free; where it is bound by arithmetic, each one makes the step longer."""
+        ...
+
+    @property
+    def row_draw(self) -> RowDraw | None:
+        """What draws tokens from its logits faster than torch, if there is such a thing."""
         ...
 
     def block_bytes(self, block_size: int) -> int:

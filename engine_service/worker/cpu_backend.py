@@ -33,6 +33,7 @@ from engine_service.worker.kernels.cpu_model import (
 )
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
+from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.plain_config import read_plain_config
 from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
 
@@ -122,6 +123,10 @@ class FusedModel:
     device = torch.device("cpu")
     default_block_size = GROUP_SLOTS
     prefill_per_decode = CPU_PREFILL_PER_DECODE
+
+    @property
+    def row_draw(self) -> KernelDraw:
+        return KernelDraw(self.team)
 
     def block_bytes(self, block_size: int) -> int:
         PoolSize(1, block_size)

@@ -20,7 +20,10 @@ import torch
 from engine_service.worker.logit_editor import LogitEditor
 from engine_service.worker.logits import Peaks, find_peaks, peaks_at
 from engine_service.worker.nucleus import keep_nucleus
+from engine_service.worker.row_draw import RowDraw
 from engine_service.worker.sampling_rows import SamplingRows
+
+Marks = npt.NDArray[np.bool_]
 
 _SLICE_ROWS = 32  # bounds the float32 workspace, and keeps it in the cache
 _GROUP = 256  # weights are summed in groups, and only the winning group is cumulated token by token
@@ -53,7 +56,8 @@ class _Settings:
 class Sampler:
     """Holds only a workspace of float32 weights [_SLICE_ROWS, vocabulary rounded up], and that of its editor."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, row_draw: RowDraw | None = None) -> None:
+        self._row_draw = row_draw
         self._vocab_size = vocab_size
         self._device = device
         padded = -(-vocab_size // _GROUP) * _GROUP
@@ -69,10 +73,10 @@ class Sampler:
         if not rows.is_edited:
             token_ids = self._choose(logits, peaks, rows, np.True_)
             return Sampled(token_ids.masked_fill(~peaks.sound, 0), peaks.sound)
-        edited = rows.edited
-        token_ids = self._choose(logits, peaks, rows, ~edited)
-        has_choice = torch.ones_like(peaks.sound)
-        for index in _slices(edited):
+        copied = rows.edited & ~self._by_kernel(logits, rows)
+        token_ids = self._choose(logits, peaks, rows, ~copied)
+        has_choice = token_ids >= 0
+        for index in _slices(copied):
             place = torch.from_numpy(index).to(self._device)
             chosen, is_left = self._choose_edited(logits.index_select(0, place).float(), index, rows)
             token_ids = token_ids.index_copy(0, place, chosen)
@@ -88,12 +92,21 @@ class Sampler:
         chosen = self._choose(logits, peaks, rows.settings_of(index), np.True_)
         return chosen, peaks.values > float("-inf")
 
-    def _choose(
-        self, logits: torch.Tensor, peaks: Peaks, rows: SamplingRows, wanted: npt.NDArray[np.bool_] | np.bool_
-    ) -> torch.Tensor:
-        """Token ids [R] of the wanted rows; those of the others mean nothing."""
-        drawn_rows = ~rows.greedy & wanted
+    def _by_kernel(self, logits: torch.Tensor, rows: SamplingRows) -> Marks:
+        """The rows that the backend's kernel draws from these logits, masks included; by each row's settings alone."""
+        if self._row_draw is None or not self._row_draw.takes(logits):
+            return np.zeros(len(logits), dtype=np.bool_)
+        is_ranked = (rows.top_k > 0) & (rows.top_k < self._vocab_size)
+        return ~rows.ruled & np.where(rows.greedy, rows.masked, ~is_ranked & (rows.top_p >= 1.0))
+
+    def _choose(self, logits: torch.Tensor, peaks: Peaks, rows: SamplingRows, wanted: Marks | np.bool_) -> torch.Tensor:
+        """Token ids [R] of the wanted rows, -1 where a mask leaves none; those of the others mean nothing."""
         token_ids = peaks.token_ids
+        by_kernel = self._by_kernel(logits, rows) & wanted
+        if self._row_draw is not None and by_kernel.any():
+            index = np.flatnonzero(by_kernel)
+            token_ids = token_ids.index_copy(0, torch.from_numpy(index), self._row_draw.draw(logits, index, rows))
+        drawn_rows = ~rows.greedy & wanted & ~by_kernel
         if drawn_rows.any():
             ranked = drawn_rows & (rows.top_k > 0) & (rows.top_k < self._vocab_size)
             for chosen, draw in ((drawn_rows & ~ranked, self._draw_by_weight), (ranked, self._draw_by_rank)):

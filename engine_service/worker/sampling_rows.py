@@ -82,13 +82,24 @@ class SamplingRows:
     @property
     def edited(self) -> npt.NDArray[np.bool_]:
         """Which rows choose by other logits than the model's, [R]."""
+        return self.ruled | self.masked
+
+    @property
+    def masked(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a mask, [R]."""
+        marks = np.zeros(len(self.temperature), dtype=np.bool_)
+        if self.masks is not None:
+            marks[self.masks.places] = True
+        return marks
+
+    @property
+    def ruled(self) -> npt.NDArray[np.bool_]:
+        """Which rows' logits are edited by more than a mask, [R]."""
         marks = np.zeros(len(self.temperature), dtype=np.bool_)
         if self.suppressed is not None:
             marks[self.suppressed[0]] = True
         if self.edits is not None:
             marks[[row.place for row in self.edits.rows]] = True
-        if self.masks is not None:
-            marks[self.masks.places] = True
         return marks
 
     def settings_of(self, index: npt.NDArray[np.int64]) -> "SamplingRows":

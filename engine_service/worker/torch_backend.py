@@ -38,6 +38,7 @@ class GenericModel:
     model: TransformersModel
     attention: AttentionKind
     device: torch.device
+    row_draw = None
 
     @property
     def facts(self) -> ModelFacts:

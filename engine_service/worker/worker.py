@@ -225,5 +225,6 @@ def build_worker(config: WorkerConfig) -> Worker:
     limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, facts.vocab_size)
     batch = InputBatch(limits, facts.eos_token_ids, loaded.device)
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
+    sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw)
     grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
-    return Worker(info, runner, batch, Sampler(facts.vocab_size, loaded.device), grammars)
+    return Worker(info, runner, batch, sampler, grammars)

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "c_api.hpp"
+#include "draw.hpp"
 #include "gemm.hpp"
 #include "int4.hpp"
 #include "paged.hpp"
@@ -142,6 +143,11 @@ TOKENWIRE_API int tokenwire_paged_attend(void* handle, int layer, const Batch* b
                                 static_cast<bf16*>(out));
         }
     });
+}
+
+// One token for each of the rows, by the pool's threads.
+TOKENWIRE_API int tokenwire_draw(const DrawRows* rows, void* pool, char* error) {
+    return guarded(error, [&] { draw(*rows, *static_cast<ThreadPool*>(pool)); });
 }
 
 // Row functions over `count` numbers, for their tests: 0 exp2, 1 silu, 2 to bf16 and back, by vector code.

@@ -94,6 +94,24 @@ class AttentionShapeStruct(ctypes.Structure):
     )
 
 
+class DrawRowsStruct(ctypes.Structure):
+    """DrawRows of draw.hpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int),
+        ("vocabulary", ctypes.c_int),
+        ("mask_words", ctypes.c_int),
+        ("logits", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("mask_rows", ctypes.c_void_p),
+        ("masks", ctypes.c_void_p),
+        ("temperatures", ctypes.c_void_p),
+        ("min_ps", ctypes.c_void_p),
+        ("uniforms", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+    )
+
+
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 # Name -> (result, arguments); the trailing char* of most is where a reason for failure is written.
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -118,6 +136,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_write": (_I, (_P, _I, _P, _P, _P, _P, _P)),
     "paged_copy_blocks": (None, (_P, _I, _P)),
     "paged_attend": (_I, (_P, _I, _P, _I, _P, _P, _P, _P)),
+    "draw": (_I, (_P, _P, _P)),
     "map": (None, (_I, _P, _I, _P)),
 }
 

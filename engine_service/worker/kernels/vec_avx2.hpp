@@ -77,6 +77,18 @@ inline F16 keep_lanes(F16 x, int first, int last, float other) {
 
 inline __m256 widen8(__m128i half) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)); }
 
+// Lanes whose bit is set keep their value, the others become `other`.
+inline F16 keep_bits(F16 x, uint32_t bits, float other) {
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+    auto is_set = [&](__m256i lane) {
+        return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, lane), lane));
+    };
+    const __m256 below = is_set(_mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128));
+    const __m256 above = is_set(_mm256_slli_epi32(_mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), 8));
+    return {_mm256_blendv_ps(_mm256_set1_ps(other), x.lo, below),
+            _mm256_blendv_ps(_mm256_set1_ps(other), x.hi, above)};
+}
+
 inline F16 load(const bf16* p) {
     const __m128i* source = reinterpret_cast<const __m128i*>(p);
     return {widen8(_mm_loadu_si128(source)), widen8(_mm_loadu_si128(source + 1))};

@@ -39,6 +39,11 @@ inline F16 keep_lanes(F16 x, int first, int last, float other) {
     return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(mask), x.v)};
 }
 
+// Lanes whose bit is set keep their value, the others become `other`.
+inline F16 keep_bits(F16 x, uint32_t bits, float other) {
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(bits), x.v)};
+}
+
 inline F16 load(const bf16* p) {
     __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};

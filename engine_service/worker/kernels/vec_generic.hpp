@@ -96,6 +96,11 @@ inline F16 keep_lanes(F16 x, int first, int last, float other) {
     return each_lane([&](int i) { return i >= first && i < last ? lane(x, i) : other; });
 }
 
+// Lanes whose bit is set keep their value, the others become `other`.
+inline F16 keep_bits(F16 x, uint32_t bits, float other) {
+    return each_lane([&](int i) { return (bits >> i & 1u) != 0 ? lane(x, i) : other; });
+}
+
 inline F16 load(const bf16* p) {
     return each_lane([&](int i) { return to_float(p[i]); });
 }
