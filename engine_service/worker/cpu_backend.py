@@ -126,7 +126,7 @@ class FusedModel:
 
     @property
     def row_draw(self) -> KernelDraw:
-        return KernelDraw(self.team)
+        return KernelDraw(self.shape.vocabulary, self.team)
 
     def block_bytes(self, block_size: int) -> int:
         PoolSize(1, block_size)

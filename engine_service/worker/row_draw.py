@@ -13,7 +13,7 @@ from engine_service.worker.sampling_rows import SamplingRows
 
 
 class RowDraw(Protocol):
-    """Draws rows without top_k and top_p by the sampler's rule; only its exp may round in another way."""
+    """Draws rows by the sampler's rule; only its exp may round in another way."""
 
     def takes(self, logits: torch.Tensor) -> bool:
         """Whether it can read logits of this kind."""

@@ -96,8 +96,7 @@ class Sampler:
         """The rows that the backend's kernel draws from these logits, masks included; by each row's settings alone."""
         if self._row_draw is None or not self._row_draw.takes(logits):
             return np.zeros(len(logits), dtype=np.bool_)
-        is_ranked = (rows.top_k > 0) & (rows.top_k < self._vocab_size)
-        return ~rows.ruled & np.where(rows.greedy, rows.masked, ~is_ranked & (rows.top_p >= 1.0))
+        return ~rows.ruled & (rows.masked | ~rows.greedy)
 
     def _choose(self, logits: torch.Tensor, peaks: Peaks, rows: SamplingRows, wanted: Marks | np.bool_) -> torch.Tensor:
         """Token ids [R] of the wanted rows, -1 where a mask leaves none; those of the others mean nothing."""

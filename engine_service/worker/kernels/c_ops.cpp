@@ -145,9 +145,17 @@ TOKENWIRE_API int tokenwire_paged_attend(void* handle, int layer, const Batch* b
     });
 }
 
+TOKENWIRE_API void* tokenwire_draw_create(int vocabulary, void* pool, char* error) {
+    TokenDraw* handle = nullptr;
+    guarded(error, [&] { handle = new TokenDraw(vocabulary, *static_cast<ThreadPool*>(pool)); });
+    return handle;
+}
+
+TOKENWIRE_API void tokenwire_draw_destroy(void* handle) { delete static_cast<TokenDraw*>(handle); }
+
 // One token for each of the rows, by the pool's threads.
-TOKENWIRE_API int tokenwire_draw(const DrawRows* rows, void* pool, char* error) {
-    return guarded(error, [&] { draw(*rows, *static_cast<ThreadPool*>(pool)); });
+TOKENWIRE_API int tokenwire_draw(void* handle, const DrawRows* rows, char* error) {
+    return guarded(error, [&] { static_cast<TokenDraw*>(handle)->draw(*rows); });
 }
 
 // Row functions over `count` numbers, for their tests: 0 exp2, 1 silu, 2 to bf16 and back, by vector code.

@@ -99,13 +99,14 @@ class DrawRowsStruct(ctypes.Structure):
 
     _fields_ = (
         ("rows", ctypes.c_int),
-        ("vocabulary", ctypes.c_int),
         ("mask_words", ctypes.c_int),
         ("logits", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
         ("mask_rows", ctypes.c_void_p),
         ("masks", ctypes.c_void_p),
         ("temperatures", ctypes.c_void_p),
+        ("top_ks", ctypes.c_void_p),
+        ("top_ps", ctypes.c_void_p),
         ("min_ps", ctypes.c_void_p),
         ("uniforms", ctypes.c_void_p),
         ("tokens", ctypes.c_void_p),
@@ -136,6 +137,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_write": (_I, (_P, _I, _P, _P, _P, _P, _P)),
     "paged_copy_blocks": (None, (_P, _I, _P)),
     "paged_attend": (_I, (_P, _I, _P, _I, _P, _P, _P, _P)),
+    "draw_create": (_P, (_I, _P, _P)),
+    "draw_destroy": (None, (_P,)),
     "draw": (_I, (_P, _P, _P)),
     "map": (None, (_I, _P, _I, _P)),
 }

@@ -1,9 +1,10 @@
-"""Draws tokens by the compiled kernels: rows without top_k and top_p, masked or not, without a copy of their logits.
+"""Draws tokens by the compiled kernels, from the model's own logits and the masks of the rows.
 
 Must not know: requests, plans, which rows to draw.
 """
 
 import ctypes
+import weakref
 
 import numpy as np
 import numpy.typing as npt
@@ -14,36 +15,41 @@ from engine_service.worker.sampling_rows import SamplingRows
 
 
 class KernelDraw:
-    """The `RowDraw` of the CPU; the team must outlive it."""
+    """The `RowDraw` of the CPU; one call at a time, and none after the team is closed."""
 
-    def __init__(self, team: ThreadTeam) -> None:
-        self._team = team
+    def __init__(self, vocab_size: int, team: ThreadTeam) -> None:
+        self._vocab_size = vocab_size
+        self._library = team.library
+        self._handle = self._library.create("draw_create", vocab_size, team.handle)
+        weakref.finalize(self, self._library.call, "draw_destroy", self._handle)
 
     def takes(self, logits: torch.Tensor) -> bool:
         """Whether these logits are as the kernels read them."""
-        return logits.dtype is torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
+        is_plain = logits.dtype is torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
+        return is_plain and logits.shape[1] == self._vocab_size
 
     def draw(self, logits: torch.Tensor, index: npt.NDArray[np.int64], rows: SamplingRows) -> torch.Tensor:
-        """See `RowDraw`. ValueError for a mask that has not a bit for each token."""
+        """See `RowDraw`. ValueError for masks that have not a bit for each token."""
         masks, mask_rows = _masks(rows, logits.shape)
-        mask_rows = mask_rows[index]
-        temperatures = np.where(rows.greedy[index], np.float32(0.0), rows.temperature[index])
-        min_ps, uniforms = rows.min_p[index], rows.uniforms[index]
         tokens = torch.empty(len(index), dtype=torch.int64)
+        columns = {
+            "places": index,
+            "mask_rows": mask_rows[index],
+            "temperatures": np.where(rows.greedy[index], np.float32(0.0), rows.temperature[index]),
+            "top_ks": rows.top_k[index],
+            "top_ps": rows.top_p[index],
+            "min_ps": rows.min_p[index],
+            "uniforms": rows.uniforms[index],
+        }
         batch = DrawRowsStruct(
             rows=len(index),
-            vocabulary=logits.shape[1],
             mask_words=masks.shape[1],
             logits=logits.data_ptr(),
-            places=index.ctypes.data,
-            mask_rows=mask_rows.ctypes.data,
             masks=masks.data_ptr(),
-            temperatures=temperatures.ctypes.data,
-            min_ps=min_ps.ctypes.data,
-            uniforms=uniforms.ctypes.data,
             tokens=tokens.data_ptr(),
+            **{name: column.ctypes.data for name, column in columns.items()},
         )
-        self._team.library.checked("draw", ctypes.byref(batch), self._team.handle)
+        self._library.checked("draw", self._handle, ctypes.byref(batch))
         return tokens
 
 
