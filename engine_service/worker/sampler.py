@@ -7,7 +7,8 @@ The rule for a row, exactly: tokens are ordered by logit, equal logits by lower 
 token before which less than top_p of the kept weight lies; `min_p` then keeps weights >= min_p (the largest
 weight is 1). Among the kept tokens in the order of their ids, the token drawn is the first whose cumulated
 weight exceeds uniform * total. So a temperature near 0, top_k 1 and a tiny top_p all equal greedy, and
-nothing depends on which of the equivalent ways below is taken for speed.
+nothing depends on which of the equivalent ways below is taken for speed. A backend's `RowDraw` takes the rows whose
+logits are the model's own under a mask; its exp may differ in the last bit, so a backend has one or never has.
 """
 
 from collections.abc import Iterator

@@ -84,7 +84,8 @@ def test_equals_the_slow_reference(
     expected = [sample_one(logits[i].tolist(), one, i, banned[i]) for i, one in enumerate(params)]
     sampled = draw(team, logits, rows_of(params, masks))
     assert sampled.token_ids.tolist() == expected
-    assert sampled.has_choice is not None and sampled.has_choice.all()
+    assert sampled.has_choice is not None
+    assert sampled.has_choice.all()
     assert torch.equal(logits, before)
 
 
