@@ -34,9 +34,11 @@ from tokenizer_service.api.operator_service import add_to_server as add_operator
 from tokenizer_service.config import ENV_PREFIX, PROGRAM, TokenizerSettings
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.discovery import DnsDiscovery, Resolve, resolve_host
+from tokenizer_service.engines.failover import Failover, FailoverLimits
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replicas import STATIC, Replicas
+from tokenizer_service.engines.retry_budget import BudgetLimits, RetryBudget
 from tokenizer_service.engines.router import Router
 from tokenizer_service.http.app import HttpParts, build_app
 from tokenizer_service.http.exchange import ExchangeLimits
@@ -160,10 +162,18 @@ class TokenizerApp:
             encoder=self._model.encoder,
             pool=self.pool,
             router=self.router,
+            failover=self._failover(),
             read_limits=ReadLimits(max_unread_tokens=self._settings.max_unread_tokens),
             new_seed=lambda: self._dice.getrandbits(63),
             observe_encode=self.metrics.encode_seconds.observe,
         )
+
+    def _failover(self) -> Failover:
+        settings = self._settings
+        clock = asyncio.get_running_loop().time
+        budget = BudgetLimits(settings.failover_share, float(settings.failover_burst))
+        limits = FailoverLimits(settings.failover_attempts, settings.failover_wait)
+        return Failover(self.router, limits, RetryBudget(budget, clock), self.metrics, self._dice.random)
 
     def _new_id(self) -> str:
         return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))

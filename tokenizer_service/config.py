@@ -65,6 +65,25 @@ class TokenizerSettings(ServiceSettings):
     operator_port: Port | None = Field(
         None, description="port for operators, who list, add and remove engines; 0: any free one (default: off)"
     )
+    failover_attempts: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="engines in a row that may be lost under a request without a new token before it fails; "
+        "0: it fails with its first engine",
+    )
+    failover_wait: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a request whose engine was lost waits for another one that takes it",
+    )
+    failover_share: float = Field(
+        0.5, ge=0, le=100, description="resumptions that each new request allows, however many engines fail"
+    )
+    failover_burst: int = Field(
+        1024, ge=1, le=1_000_000, description="resumptions allowed at once, say when a large engine is lost"
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on for gRPC")
     port: Port = Field(50050, description="port for gRPC; 0: any free one")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for /metrics")

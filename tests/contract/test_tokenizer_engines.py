@@ -152,7 +152,7 @@ async def test_work_goes_to_the_engine_with_the_least_outstanding_tokens() -> No
         assert (len(loaded.requests), len(spared.requests)) == (1 + 5, 10 + 5)
 
 
-async def test_one_engine_lost_the_others_requests_go_on() -> None:
+async def test_one_engine_lost_all_requests_go_on() -> None:
     infos = [model_info(default_model()), model_info(default_model())]
     release = asyncio.Event()
 
@@ -169,8 +169,9 @@ async def test_one_engine_lost_the_others_requests_go_on() -> None:
         assert [len(engine.requests) for engine in service.engines] == [1, 1]
         await service.engines[0].stop()
         release.set()
-        results = await asyncio.gather(*(collect(call) for call in calls), return_exceptions=True)
-        errors = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
-        assert [error.code() for error in errors] == [grpc.StatusCode.UNAVAILABLE]
+        await asyncio.gather(*(collect(call) for call in calls))
+        assert [list(request.message.resumed_token_ids) for request in service.engines[1].requests] == [[], [13874]]
+        assert service.metric("failovers_total", reason="lost") == 1
+        assert service.metric("resumed_tokens_total") == 1
         assert await service.health() == SERVING
         assert service.metric("engines_connected") == 1

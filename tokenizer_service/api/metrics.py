@@ -49,8 +49,30 @@ class TokenizerMetrics:
         self.stop_string_cancels = self._counter(
             "stop_string_cancels", "Generations ended in the engine because a stop string was found."
         )
+        self._failovers = Counter(
+            f"{_PREFIX}_failovers",
+            "Requests (samples, once they part) that an engine took over from another: lost, hang, ended or full.",
+            ["reason"],
+            registry=registry,
+        )
+        self._failed_failovers = Counter(
+            f"{_PREFIX}_failed_failovers",
+            "Requests that no engine took over: attempts, budget, no_engine or other_model.",
+            ["cause"],
+            registry=registry,
+        )
+        self._resumed_tokens = self._counter(
+            "resumed_tokens", "Generated tokens that requests took along to another engine."
+        )
         self._engines = self._gauge("engines_connected", "Engine replicas connected and usable.")
         self._queue = self._gauge("encode_queue", "Texts waiting for an encode thread.")
+
+    def on_resumed(self, reason: str, num_tokens: int) -> None:
+        self._failovers.labels(reason=reason).inc()
+        self._resumed_tokens.inc(num_tokens)
+
+    def on_given_up(self, cause: str) -> None:
+        self._failed_failovers.labels(cause=cause).inc()
 
     def observe_inter_token(self, seconds: float) -> None:
         """Seen by the next reader of the metrics."""

@@ -17,8 +17,10 @@ import structlog
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, with_logprobs
 from tokenizer_service.engines.kv_watch import watch_blocks
+from tokenizer_service.engines.live_request import LiveRequest
+from tokenizer_service.engines.losses import LOST
 from tokenizer_service.engines.matching import ModelCheck
-from tokenizer_service.engines.messages import ModelInfo, TokenNews, TokenSink, TokenStream, TokenSubmission
+from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenNews, TokenSink, TokenSubmission
 from tokenizer_service.engines.prefix_map import Holder
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -35,39 +37,6 @@ class ConnectionLimits:
     first_backoff_s: float = 0.1
     max_backoff_s: float = 2.0
     max_queued_submits: int = 1024
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that the engine has and whose last word has not come.
-
-    Work in tokens: `prompt_work` once, `sample_work` of each sample. `unfinished`: the samples that go on.
-    """
-
-    sink: TokenSink
-    prompt_work: int
-    sample_work: list[int]
-    unfinished: set[int]
-    has_logprobs: bool
-
-    def work(self) -> int:
-        return self.prompt_work + sum(self.sample_work)
-
-    def progress(self, index: int, num_tokens: int) -> int:
-        """Takes note of new tokens; the work that they were."""
-        left = self.sample_work[index]
-        done = num_tokens if num_tokens < left else left
-        self.sample_work[index] = left - done
-        if self.prompt_work:
-            done += self.prompt_work
-            self.prompt_work = 0
-        return done
-
-    def finish(self, index: int) -> int:
-        """A sample has ended; the work that it leaves undone."""
-        self.unfinished.discard(index)
-        left, self.sample_work[index] = self.sample_work[index], 0
-        return left
 
 
 @dataclass(slots=True)
@@ -91,7 +60,7 @@ class EngineConnection:
     outstanding_tokens: int = 0
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _next_handle: int = 1
-    _live: dict[int, _Live] = field(default_factory=dict)
+    _live: dict[int, LiveRequest] = field(default_factory=dict)
     _submits: OrderedDict[int, TokenSubmission] = field(default_factory=OrderedDict)
     _cancels: OrderedDict[tuple[int, int | None], None] = field(default_factory=OrderedDict)
     _has_commands: asyncio.Event = field(default_factory=asyncio.Event)
@@ -242,10 +211,10 @@ class EngineConnection:
                 self.outstanding_tokens -= live.finish(index)
                 if not live.unfinished:
                     self._forget(handle)
-            news = TokenNews(index, token_ids, finish)
+            news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
             live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
 
-    def submit(self, submission: TokenSubmission, sink: TokenSink) -> TokenStream | Refusal:
+    def submit(self, submission: TokenSubmission, sink: TokenSink) -> ReplicaStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
         if self.model is None or not self.is_connected:
             return Refusal(RefusalCode.UNAVAILABLE, "the engine takes no new requests", retry_after_s=1.0)
@@ -261,12 +230,12 @@ class EngineConnection:
         room = max(0, self.model.max_model_len - prompt)
         limit, samples = submission.sampling.max_tokens, submission.sampling.num_samples
         work = [room if limit is None else min(limit, room)] * samples
-        live = _Live(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
+        live = LiveRequest(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
         self._live[handle] = live
         self.outstanding_tokens += live.work()
         self._submits[handle] = submission
         self._has_commands.set()
-        return _Stream(self, handle, samples)
+        return _Stream(self, handle, samples, self.model)
 
     def cancel(self, handle: int, index: int | None) -> None:
         """Asks the engine to end a live request, or one sample of it; one that was not sent yet never is."""
@@ -295,11 +264,10 @@ class EngineConnection:
         self.is_draining = False
         self._submits.clear()
         self._cancels.clear()
-        lost = Refusal(RefusalCode.UNAVAILABLE, "the connection to the engine was lost", retry_after_s=1.0)
         for handle in list(self._live):
             live = self._live[handle]
             self._forget(handle)
-            live.sink.on_lost(lost)
+            live.sink.on_lost(LOST)
         if was_usable:
             _log.warning("engine_disconnected", engine=self.address)
             self.on_change()
@@ -308,12 +276,17 @@ class EngineConnection:
 
 @dataclass(slots=True)
 class _Stream:
-    """TokenStream of one handle."""
+    """ReplicaStream of one handle."""
 
     connection: EngineConnection
     handle: int
     num_samples: int
+    model: ModelInfo
     cancelled: set[int] = field(default_factory=set)
+
+    @property
+    def replica(self) -> str:
+        return self.connection.address
 
     def cancel(self, index: int | None = None) -> None:
         if self.num_samples == 1:

@@ -50,6 +50,8 @@ def submit_message(handle: int, submission: TokenSubmission, now: float) -> engi
         request.cache_salt = submission.cache_salt
     if submission.priority is not None:
         request.priority = submission.priority
+    if submission.resumed_token_ids:
+        request.resumed_token_ids.extend(submission.resumed_token_ids)
     return message
 
 

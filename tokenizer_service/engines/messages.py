@@ -92,6 +92,8 @@ class TokenSubmission:
     deadline: float | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    resumed_token_ids: Sequence[int] = ()
+    """Tokens of its one sample that another engine has generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class ModelInfo:
     """What an engine says of its model when a session opens. Lengths in tokens.
 
     `default_sampling` is used where a request leaves a field unset. `block_size`: tokens per KV block, 0: unknown.
+    `default_sampling` is used where a request leaves a field unset. Models with the same `weights_fingerprint` give
+    the same tokens.
     """
 
     name: str
@@ -109,6 +113,7 @@ class ModelInfo:
     engine_epoch: str
     default_sampling: SamplingOptions = SamplingOptions()
     block_size: int = 0
+    weights_fingerprint: str = ""
 
 
 class FinishReason(Enum):
@@ -150,13 +155,17 @@ class PositionLogprobs(NamedTuple):
 
 
 class TokenNews(NamedTuple):
-    """What is new of one sample (`index` of n). The log probabilities are empty unless asked for."""
+    """What is new of one sample (`index` of n). The log probabilities are empty unless asked for.
+
+    `cached_tokens`: prompt tokens that were found in the cache, with the first token; 0 afterwards.
+    """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     token_ids: Sequence[int]
     finish: EngineFinish | None = None
     logprobs: Sequence[PositionLogprobs] = ()
     prompt_logprobs: Sequence[PositionLogprobs] = ()
+    cached_tokens: int = 0
 
 
 class TokenSink(Protocol):
@@ -169,10 +178,29 @@ class TokenSink(Protocol):
 
 
 class TokenStream(Protocol):
-    """The sender's hold on a generation that an engine has taken."""
+    """The sender's hold on a generation that was taken on."""
 
     def cancel(self, index: int | None = None) -> None:
         """Tells the engine, once, to stop one sample (None: all); the engine's last word may still come."""
 
     def close(self) -> None:
         """Cancels if it still runs, and asks for no more news."""
+
+
+class ReplicaStream(TokenStream, Protocol):
+    """The hold on a generation that one engine has taken."""
+
+    @property
+    def replica(self) -> str:
+        """Address of the engine."""
+        ...
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the engine served when it took the generation."""
+        ...
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of the sample `index`: that many more than the first one's, wrapping at int64."""
+    return (seed + index + 2**63) % 2**64 - 2**63

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokenizer_service.engines.connection import EngineConnection
-from tokenizer_service.engines.messages import ModelInfo, TokenSink, TokenStream, TokenSubmission
+from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenSink, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 
 
@@ -28,7 +28,7 @@ class Router:
 
     def submit(
         self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()
-    ) -> TokenStream | Refusal:
+    ) -> ReplicaStream | Refusal:
         """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
         chosen = self._choose(avoid)
         return no_engine() if chosen is None else chosen.submit(submission, sink)

@@ -87,7 +87,7 @@ class Sample:
 
     def take(self, news: TokenNews) -> int:
         """Takes tokens up to the end of the text (see `is_cut`); returns how many."""
-        _, token_ids, finish, logprobs, prompt_logprobs = news
+        _, token_ids, finish, logprobs, prompt_logprobs, _ = news
         visible = token_ids if finish is None else self._visible(token_ids, finish)
         text, used, stop, calls, is_over, held = self._assembler.add(visible)
         if is_over:

@@ -11,7 +11,14 @@ from typing import Protocol
 
 import structlog
 
-from tokenizer_service.engines.messages import FinishReason, TokenNews, TokenSink, TokenStream, Usage
+from tokenizer_service.engines.messages import (
+    FinishReason,
+    TokenNews,
+    TokenSink,
+    TokenStream,
+    Usage,
+    sample_seed,
+)
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
 from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.events import Completed, Failed, TextEvent
@@ -241,8 +248,3 @@ class TextSession:
         if self._stream is not None:
             self._stream.close()
         self._news.set()
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of the sample `index`: that many more than the first one's, wrapping at int64."""
-    return (seed + index + 2**63) % 2**64 - 2**63

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import structlog
 
+from tokenizer_service.engines.failover import Failover
 from tokenizer_service.engines.messages import ModelInfo, TokenSubmission
 from tokenizer_service.engines.refusal import (
     Refusal,
@@ -42,6 +43,7 @@ class TextService:
     encoder: PromptEncoder
     pool: EncodePool
     router: Router
+    failover: Failover
     read_limits: ReadLimits
     new_seed: Callable[[], int]
     observe_encode: Callable[[float], None]
@@ -123,7 +125,7 @@ class TextService:
             cache_salt=options.cache_salt,
             priority=options.priority,
         )
-        return session.start(partial(self.router.submit, submission)) or session
+        return session.start(partial(self.failover.submit, submission)) or session
 
     def _assembler(self, options: GenerationOptions, prompt_ids: list[int], tools: ToolUse | None) -> TextAssembler:
         """Of one sample."""

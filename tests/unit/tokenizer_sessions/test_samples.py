@@ -16,7 +16,7 @@ from tests.unit.tokenizer_sessions.session_parts import (
     read_all,
     started,
 )
-from tokenizer_service.engines.messages import FinishReason, PositionLogprobs, TokenNews, Usage
+from tokenizer_service.engines.messages import FinishReason, PositionLogprobs, TokenNews, Usage, sample_seed
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.sessions.events import (
     Completed,
@@ -26,7 +26,7 @@ from tokenizer_service.sessions.events import (
     ToolCallDelta,
 )
 from tokenizer_service.sessions.sample import PROMPT_POSITIONS_PER_DELTA
-from tokenizer_service.sessions.session import ReadLimits, sample_seed
+from tokenizer_service.sessions.session import ReadLimits
 
 LOST = Refusal(RefusalCode.UNAVAILABLE, "lost")
 
