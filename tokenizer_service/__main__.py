@@ -28,18 +28,20 @@ from service_runtime.process_tuning import keep_start_up_objects
 from service_runtime.tls import BadTls, Dialer, LinkTls, ServerTls
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
-from tokenizer_service.api.metrics import TokenizerMetrics
+from tokenizer_service.api.metrics import EngineTokens, TokenizerMetrics
 from tokenizer_service.api.operator_service import OPERATOR_SERVICE_NAME, OperatorServicer
 from tokenizer_service.api.operator_service import add_to_server as add_operator_service
 from tokenizer_service.config import ENV_PREFIX, PROGRAM, TokenizerSettings
+from tokenizer_service.engines.choice import Policy
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.discovery import DnsDiscovery, Resolve, resolve_host
 from tokenizer_service.engines.failover import Failover, FailoverLimits
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
+from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replicas import STATIC, Replicas
 from tokenizer_service.engines.retry_budget import BudgetLimits, RetryBudget
-from tokenizer_service.engines.router import Router
+from tokenizer_service.engines.router import MAX_MAP_BLOCKS, Router
 from tokenizer_service.http.app import HttpParts, build_app
 from tokenizer_service.http.exchange import ExchangeLimits
 from tokenizer_service.http.generations import Generations
@@ -114,12 +116,19 @@ class TokenizerApp:
         self._tls = None if settings.tls is None else ServerTls(settings.tls)
         link_tls = None if settings.engine_tls is None else LinkTls(settings.engine_tls)
         self._dialer = Dialer(channel_options(), link_tls)
+        self._prefixes = PrefixMap(MAX_MAP_BLOCKS)
         self.replicas = self._new_replicas()
         self._discoveries = tuple(
             DnsDiscovery.of(name, settings.engine_dns_interval, resolve, self.replicas.replace)
             for name in settings.engine_dns
         )
-        self.router = Router(self.replicas.connections)
+        self.router = Router(
+            self.replicas.connections,
+            policy=Policy(settings.routing),
+            prefixes=self._prefixes,
+            dice=dice,
+            observe=self.metrics.count_routed,
+        )
         self._health = ServiceHealth([SERVICE_NAME])
         self._server = grpc.aio.server(options=server_options(settings.max_request_bytes))
         self._operator_server = None if settings.operator_port is None else self._new_operator_server()
@@ -140,6 +149,7 @@ class TokenizerApp:
             dialer=self._dialer,
             jitter=self._dice.random,
             on_change=self._engines_changed.set,
+            blocks=self._prefixes.new_holder() if self._settings.routing == Policy.PREFIX.value else None,
         )
 
     def _new_replicas(self) -> Replicas:
@@ -213,6 +223,10 @@ class TokenizerApp:
     def is_serving(self) -> bool:
         return self.router.num_connected > 0 and not self._is_draining
 
+    def _engine_tokens(self) -> list[EngineTokens]:
+        connections = [replica.connection for replica in self.replicas.all()]
+        return [EngineTokens(each.address, each.prompt_tokens, each.cached_tokens) for each in connections]
+
     async def start(self) -> None:
         """Listens and connects to the engines. Raises PortInUse."""
         settings = self._settings
@@ -223,6 +237,8 @@ class TokenizerApp:
             active_requests=lambda: self.admission.num_active,
             engines_connected=lambda: self.router.num_connected,
             encode_queue=lambda: self.pool.num_queued,
+            prefix_map_blocks=lambda: len(self._prefixes),
+            engine_tokens=self._engine_tokens,
         )
         credentials = None if self._tls is None else self._tls.grpc_credentials()
         self.port = bind(self._server, settings.host, settings.port, credentials)

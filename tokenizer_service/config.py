@@ -61,6 +61,9 @@ class TokenizerSettings(ServiceSettings):
     engine_dns_interval: float = Field(
         10.0, ge=0.1, le=86_400, description="seconds between two questions for the addresses of --engine-dns"
     )
+    routing: Literal["prefix", "least-work", "round-robin", "power-of-two"] = Field(
+        "prefix", description="how the engine of a request is chosen (docs/routing.md)"
+    )
     operator_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for operators")
     operator_port: Port | None = Field(
         None, description="port for operators, who list, add and remove engines; 0: any free one (default: off)"

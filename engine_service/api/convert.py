@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from engine_service.api.errors import grpc_status
 from engine_service.api.live_request import Unread
+from engine_service.api.load_news import LoadFigures
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
 from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
@@ -128,6 +129,18 @@ def _logprobs_message(entry: PositionLogprobs) -> logprobs_pb2.PositionLogprobs:
     for token_id, logprob in entry.top:
         message.top.add(token_id=token_id, logprob=logprob)
     return message
+
+
+def load_news_message(load: LoadFigures) -> engine_pb2.EngineLoad:
+    return engine_pb2.EngineLoad(
+        running_requests=load.running,
+        waiting_requests=load.waiting,
+        queued_uncached_tokens=load.queued_uncached_tokens,
+        total_blocks=load.total_blocks,
+        used_blocks=load.used_blocks,
+        free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks,
+    )
 
 
 def load_message(stats: EngineStats, engine_pid: int, last_step_age_s: float | None) -> engine_pb2.GetLoadResponse:

@@ -53,6 +53,8 @@ class EngineHandle:
         self.pulse = Pulse(clock)
         self.draining = asyncio.Event()
         self.kv_feed = KvFeed()
+        # Called at each report of the engine, after its figures have been taken over.
+        self.report_listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger()
@@ -189,6 +191,8 @@ class EngineHandle:
             if live is not None:
                 self._deliver(live, item, timings.get(item.request_id))
         self._metrics.observe_report(report)
+        for listener in self.report_listeners:
+            listener()
 
     def _deliver(self, live: LiveRequest, item: RequestNews, timing: RequestTiming | None) -> None:
         submission = live.submission

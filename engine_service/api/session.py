@@ -5,6 +5,7 @@ Must not know: how requests are validated, other sessions, how the engine runs.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,9 +13,10 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
-from engine_service.api.convert import add_prompt_logprobs, request_output
+from engine_service.api.convert import add_prompt_logprobs, load_news_message, request_output
 from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.live_request import Submission, Unread
+from engine_service.api.load_news import LoadNews
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
 from service_runtime.wire import Malformed
 from tokenwire.engine.v1 import engine_pb2
@@ -85,6 +87,8 @@ class Session:
         self._num_unread_prompt = 0
         self._has_news = asyncio.Event()
         self._must_say_draining = False
+        self._load = LoadNews(handle, self._has_news.set)
+        self._tells_load = False
         self._has_room = asyncio.Event()
         self._all_written = asyncio.Event()
         self._has_room.set()
@@ -117,6 +121,7 @@ class Session:
                 self._context,
                 Refusal(RefusalCode.INVALID, "the first message of a session must be `open`", "open"),
             )
+        self._tells_load = first.open.tell_load
         await self._context.write(engine_pb2.SessionResponse(opened=self._opened(connection)))
 
     async def _serve(self, connection: Connection) -> Refusal | None:
@@ -126,7 +131,8 @@ class Session:
         ended = asyncio.create_task(connection.ended.wait())
         draining = asyncio.create_task(self._watch_draining())
         try:
-            done, _ = await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
+            with self._load.listening() if self._tells_load else nullcontext():
+                done, _ = await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
                 await self._write_last_words(writer)
                 return connection.reason
@@ -223,6 +229,10 @@ class Session:
             await self._add_outputs(response.step)
             if response.step.outputs:
                 await self._context.write(response)
+            # After the outputs, which end the news: what becomes due from here on begins another round.
+            load = self._load.take()
+            if load is not None:
+                await self._context.write(engine_pb2.SessionResponse(load=load_news_message(load)))
             if not self._unread:
                 self._all_written.set()
 
@@ -244,7 +254,7 @@ class Session:
                     await add_prompt_logprobs(outputs[-1], unread.prompt_logprobs)
             if unread.finish is not None:
                 self._forget_sample(handle)
-        if not self._unread:
+        if not self._unread and not self._must_say_draining:
             self._has_news.clear()
         if not self._is_full():
             self._has_room.set()

@@ -3,11 +3,15 @@
 Must not know: how requests are served.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from service_runtime.metrics import Deferred
+from tokenizer_service.engines.choice import Reason
 
 _PREFIX = "tokenwire_tokenizer"
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -66,6 +70,15 @@ class TokenizerMetrics:
         )
         self._engines = self._gauge("engines_connected", "Engine replicas connected and usable.")
         self._queue = self._gauge("encode_queue", "Texts waiting for an encode thread.")
+        self._map_blocks = self._gauge("prefix_map_blocks", "KV blocks of engines that the router knows of.")
+        routed = Counter(
+            f"{_PREFIX}_routed_requests",
+            "Requests sent to an engine, by why to that one.",
+            ["reason"],
+            registry=registry,
+        )
+        self._routed = {reason: routed.labels(reason=reason.value) for reason in Reason}
+        self._engine_tokens = EngineTokensCollector(registry)
 
     def on_resumed(self, reason: str, num_tokens: int) -> None:
         self._failovers.labels(reason=reason).inc()
@@ -88,11 +101,18 @@ class TokenizerMetrics:
         active_requests: Callable[[], int],
         engines_connected: Callable[[], int],
         encode_queue: Callable[[], int],
+        prefix_map_blocks: Callable[[], int],
+        engine_tokens: "Callable[[], Sequence[EngineTokens]]",
     ) -> None:
         """Reads the gauges from their owners whenever they are asked for."""
         self._active.set_function(active_requests)
         self._engines.set_function(engines_connected)
         self._queue.set_function(encode_queue)
+        self._map_blocks.set_function(prefix_map_blocks)
+        self._engine_tokens.read = engine_tokens
+
+    def count_routed(self, reason: Reason) -> None:
+        self._routed[reason].inc()
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{_PREFIX}_{name}", text, registry=self.registry)
@@ -102,3 +122,33 @@ class TokenizerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{_PREFIX}_{name}", text, registry=self.registry, buckets=buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTokens:
+    """Prompt tokens of the requests that ended at one engine, and how many of them were cached."""
+
+    engine: str
+    prompt: int
+    cached: int
+
+
+class EngineTokensCollector(Collector):
+    """Per-engine counters that come and go with the engines. `read` gives them, from any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.read: Callable[[], Sequence[EngineTokens]] = tuple
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        prompt = CounterMetricFamily(f"{_PREFIX}_engine_prompt_tokens", "Prompt tokens by engine.", labels=["engine"])
+        cached = CounterMetricFamily(
+            f"{_PREFIX}_engine_cached_tokens", "Of them, found in the engine's prefix cache.", labels=["engine"]
+        )
+        for each in self.read():
+            prompt.add_metric([each.engine], each.prompt)
+            cached.add_metric([each.engine], each.cached)
+        return (prompt, cached)

@@ -15,14 +15,29 @@ import grpc
 import structlog
 
 from service_runtime.tls import Dialer
-from tokenizer_service.engines.convert import cancel_message, engine_finish, model_info, submit_message, with_logprobs
+from tokenizer_service.engines.convert import (
+    cancel_message,
+    engine_finish,
+    engine_load,
+    model_info,
+    submit_message,
+    with_logprobs,
+)
 from tokenizer_service.engines.kv_watch import watch_blocks
 from tokenizer_service.engines.live_request import LiveRequest
 from tokenizer_service.engines.losses import LOST
 from tokenizer_service.engines.matching import ModelCheck
-from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenNews, TokenSink, TokenSubmission
+from tokenizer_service.engines.messages import (
+    EngineFinish,
+    ModelInfo,
+    ReplicaStream,
+    TokenNews,
+    TokenSink,
+    TokenSubmission,
+)
 from tokenizer_service.engines.prefix_map import Holder
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.engines.replica_load import ReplicaLoad
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
 _log = structlog.get_logger()
@@ -56,8 +71,11 @@ class EngineConnection:
     blocks: Holder | None = None
     model: ModelInfo | None = None
     is_draining: bool = False
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
     is_leaving: bool = False
     outstanding_tokens: int = 0
+    prompt_tokens: int = 0  # of requests that have ended
+    cached_tokens: int = 0  # of these
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _next_handle: int = 1
     _live: dict[int, LiveRequest] = field(default_factory=dict)
@@ -70,6 +88,11 @@ class EngineConnection:
     def is_connected(self) -> bool:
         """The session is open, the model fits our tokenizer and the engine takes new requests."""
         return self.model is not None and not self.is_draining and not self.is_leaving
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block; 0 while it is not known."""
+        return 0 if self.model is None else self.model.block_size
 
     @property
     def num_live(self) -> int:
@@ -145,7 +168,7 @@ class EngineConnection:
     async def _open(self, call: SessionCall) -> ModelInfo:
         """Raises TimeoutError when the engine does not answer, AioRpcError when it refuses."""
         async with asyncio.timeout(self.limits.open_timeout_s):
-            opening = engine_pb2.OpenSession(client_name=self.client_name)
+            opening = engine_pb2.OpenSession(client_name=self.client_name, tell_load=True)
             with contextlib.suppress(asyncio.InvalidStateError):  # the read tells why the call has ended
                 await call.write(engine_pb2.SessionRequest(open=opening))
             answer = await call.read()
@@ -171,6 +194,8 @@ class EngineConnection:
             while isinstance(message := await call.read(), engine_pb2.SessionResponse):
                 if message.HasField("draining"):
                     self._note_draining()
+                if message.HasField("load"):
+                    self.load.note(engine_load(message.load))
                 self._dispatch(message.step)
         finally:
             writer.cancel()
@@ -204,18 +229,29 @@ class EngineConnection:
                 continue  # closed on our side; the engine did not know yet
             token_ids = output.token_ids[:]  # read from here on: a list is much cheaper than the message's own
             if token_ids:
+                if live.prompt_work:
+                    self.load.began(handle)
                 self.outstanding_tokens -= live.progress(index, len(token_ids))
             finish = None
             if output.HasField("finish"):
                 finish = engine_finish(output.finish)
                 self.outstanding_tokens -= live.finish(index)
+                self.load.sample_ended()
+                self._count(finish)
                 if not live.unfinished:
                     self._forget(handle)
             news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
             live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
 
-    def submit(self, submission: TokenSubmission, sink: TokenSink) -> ReplicaStream | Refusal:
-        """Hands a generation to the engine; refused at once when not connected or too much is unsent."""
+    def _count(self, finish: EngineFinish) -> None:
+        self.prompt_tokens += finish.usage.prompt_tokens
+        self.cached_tokens += finish.usage.cached_tokens
+
+    def submit(self, submission: TokenSubmission, sink: TokenSink, cached_tokens: int = 0) -> ReplicaStream | Refusal:
+        """Hands a generation to the engine; refused at once when not connected or too much is unsent.
+
+        `cached_tokens`: of the prompt and what is resumed, as far as is known.
+        """
         if self.model is None or not self.is_connected:
             return Refusal(RefusalCode.UNAVAILABLE, "the engine takes no new requests", retry_after_s=1.0)
         if len(self._submits) >= self.limits.max_queued_submits:
@@ -233,6 +269,8 @@ class EngineConnection:
         live = LiveRequest(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
         self._live[handle] = live
         self.outstanding_tokens += live.work()
+        known = prompt + len(submission.resumed_token_ids)
+        self.load.sent(handle, max(0, known - cached_tokens), samples)
         self._submits[handle] = submission
         self._has_commands.set()
         return _Stream(self, handle, samples, self.model)
@@ -254,7 +292,9 @@ class EngineConnection:
             self._forget(handle)
 
     def _forget(self, handle: int) -> None:
-        self.outstanding_tokens -= self._live.pop(handle).work()
+        live = self._live.pop(handle)
+        self.outstanding_tokens -= live.work()
+        self.load.forget(handle, len(live.unfinished))
         self._note_left()
 
     def _disconnect(self) -> bool:
@@ -262,6 +302,7 @@ class EngineConnection:
         was_usable = self.model is not None
         self.model = None
         self.is_draining = False
+        self.load.lost()
         self._submits.clear()
         self._cancels.clear()
         for handle in list(self._live):

@@ -16,6 +16,7 @@ from tokenizer_service.engines.messages import (
     Usage,
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation
+from tokenizer_service.engines.replica_load import EngineLoad
 from tokenizer_service.engines.sampling_wire import fill_sampling, sampling_options
 from tokenwire.common.v1 import logprobs_pb2, outcome_pb2
 from tokenwire.engine.v1 import engine_pb2
@@ -71,6 +72,16 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
         engine_epoch=opened.engine_epoch,
         default_sampling=sampling_options(model.default_sampling),
         block_size=model.block_size,
+    )
+
+
+def engine_load(load: engine_pb2.EngineLoad) -> EngineLoad:
+    return EngineLoad(
+        running=load.running_requests,
+        waiting=load.waiting_requests,
+        queued_tokens=load.queued_uncached_tokens,
+        free_blocks=load.free_blocks,
+        evictable_blocks=load.cached_blocks,
     )
 
 

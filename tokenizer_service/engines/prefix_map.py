@@ -3,11 +3,13 @@
 Must not know: tokens, how a replica is chosen or reached.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 # Per block that is told, so many of a replica that has gone are swept out.
 _SWEEP_RATIO = 4
 _SWEEP_AT_LEAST = 256
+_NOTHING: Mapping[bytes, int] = MappingProxyType({})
 
 
 class PrefixMap:
@@ -33,12 +35,12 @@ class PrefixMap:
     def new_holder(self) -> "Holder":
         return Holder(self)
 
-    def longest(self, digests: Sequence[bytes]) -> dict[int, int]:
-        """Bit of each holder -> how many leading `digests` it has. O(digests + holders)."""
+    def longest(self, digests: Sequence[bytes], soon: Mapping[bytes, int] = _NOTHING) -> dict[int, int]:
+        """Bit of each holder -> how many leading `digests` it has or, by `soon`, will have. O(digests + holders)."""
         found: dict[int, int] = {}
         alive, holders = self._live, self._holders
         for place, digest in enumerate(digests):
-            still = holders.get(digest, 0) & alive
+            still = (holders.get(digest, 0) | soon.get(digest, 0)) & alive
             if still != alive:
                 _note(found, alive & ~still, place)
                 alive = still

@@ -1,22 +1,42 @@
-"""Chooses the engine replica of a request: the connected one with the least outstanding work.
+"""Chooses the engine replica of a request by what is known of each: cached prefixes, load, memory.
 
-Must not know: how a replica is reached, text.
+Must not know: how a replica is reached, text. `choice.py` decides; here are the figures it decides by.
 """
 
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tokenizer_service.engines.block_digests import block_digests
+from tokenizer_service.engines.choice import Candidate, Draw, Policy, Reason, choose
 from tokenizer_service.engines.connection import EngineConnection
+from tokenizer_service.engines.expected import ExpectedBlocks
 from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenSink, TokenSubmission
+from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
+
+# Longer prompts are compared by so many leading tokens: 2 ms of hashing at most.
+MAX_COMPARED_TOKENS = 32_768
+MAX_MAP_BLOCKS = 1_000_000
+
+
+def _nobody(_reason: Reason) -> None:
+    """Counts nothing."""
 
 
 @dataclass(slots=True)
 class Router:
-    """Over the replicas that `connections` holds at the time; equal ones take turns."""
+    """Over the replicas that `connections` holds at the time. `observe` is told why each request went where."""
 
     connections: Sequence[EngineConnection]
-    _turn: int = field(default=0)
+    policy: Policy = Policy.PREFIX
+    prefixes: PrefixMap = field(default_factory=lambda: PrefixMap(MAX_MAP_BLOCKS))
+    expected: ExpectedBlocks = field(default_factory=ExpectedBlocks)
+    dice: random.Random = field(default_factory=random.SystemRandom)
+    clock: Callable[[], float] = time.monotonic
+    observe: Callable[[Reason], None] = _nobody
+    _turn: int = 0
 
     @property
     def num_connected(self) -> int:
@@ -30,18 +50,71 @@ class Router:
         self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()
     ) -> ReplicaStream | Refusal:
         """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
-        chosen = self._choose(avoid)
-        return no_engine() if chosen is None else chosen.submit(submission, sink)
-
-    def _choose(self, avoid: frozenset[str]) -> EngineConnection | None:
         usable = [connection for connection in self.connections if connection.is_connected]
         usable = [connection for connection in usable if connection.address not in avoid] or usable
         if not usable:
-            return None
-        least = min(connection.outstanding_tokens for connection in usable)
-        equal = [connection for connection in usable if connection.outstanding_tokens == least]
+            return no_engine()
+        names = _BlockNames(submission)
+        cached = self._cached_blocks(usable, names)
+        candidates = [_candidate(c, blocks) for c, blocks in zip(usable, cached, strict=True)]
         self._turn += 1
-        return equal[self._turn % len(equal)]
+        draw = Draw(self.dice.randrange, self._turn)
+        place, reason = choose(self.policy, candidates, names.num_tokens, draw)
+        chosen = usable[place]
+        stream = chosen.submit(submission, sink, candidates[place].cached_tokens)
+        if not isinstance(stream, Refusal):
+            self.observe(reason)
+            self._expect(chosen, names, cached[place])
+        return stream
+
+    def _cached_blocks(self, usable: Sequence[EngineConnection], names: "_BlockNames") -> list[int]:
+        """Leading blocks of the prompt that each has or soon will have; nothing is hashed for a single one."""
+        sizes = {c.block_size for c in usable if c.blocks is not None and c.block_size > 0}
+        if self.policy is not Policy.PREFIX or len(usable) < 2 or not sizes:
+            return [0] * len(usable)
+        soon = self.expected.current(self.clock())
+        found = {size: self.prefixes.longest(names.of(size), soon) for size in sizes}
+        return [
+            0 if c.blocks is None or c.block_size not in found else found[c.block_size].get(c.blocks.bit, 0)
+            for c in usable
+        ]
+
+    def _expect(self, chosen: EngineConnection, names: "_BlockNames", cached_blocks: int) -> None:
+        if chosen.blocks is not None and (digests := names.made(chosen.block_size)):
+            self.expected.add(chosen.blocks.bit, digests[cached_blocks:], self.clock())
+
+
+class _BlockNames:
+    """The digests of one prompt, and of what is resumed, made when asked for: engines may differ in block size."""
+
+    def __init__(self, submission: TokenSubmission) -> None:
+        resumed = submission.resumed_token_ids
+        token_ids = [*submission.token_ids, *resumed] if resumed else submission.token_ids
+        self.num_tokens = len(token_ids)
+        self._token_ids = token_ids[: MAX_COMPARED_TOKENS + 1]
+        self._salt = submission.cache_salt or ""
+        self._made: dict[int, list[bytes]] = {}
+
+    def of(self, block_size: int) -> list[bytes]:
+        if block_size not in self._made:
+            self._made[block_size] = block_digests(self._token_ids, block_size, self._salt)
+        return self._made[block_size]
+
+    def made(self, block_size: int) -> list[bytes]:
+        """Nothing where nobody asked."""
+        return self._made.get(block_size, [])
+
+
+def _candidate(connection: EngineConnection, cached_blocks: int) -> Candidate:
+    load, size = connection.load, connection.block_size
+    return Candidate(
+        cached_tokens=cached_blocks * size,
+        queued_tokens=load.all_queued_tokens,
+        streams=load.all_streams,
+        outstanding_tokens=connection.outstanding_tokens,
+        # Cached blocks that nobody uses are room, and the ones that this request would share count on both sides.
+        room_tokens=None if load.told is None or size < 1 else load.told.room_blocks * size,
+    )
 
 
 def no_engine() -> Refusal:

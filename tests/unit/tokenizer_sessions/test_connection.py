@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from service_runtime.tls import Dialer
+from tokenizer_service.engines.choice import Policy
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.convert import engine_finish, submit_message
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
@@ -132,7 +133,7 @@ async def test_a_lost_connection_ends_everything_once() -> None:
 async def test_the_router_spares_the_loaded_and_skips_the_lost() -> None:
     """B115."""
     first, second, lost = connection(), connection(), connection(None)
-    router = Router((first, second, lost))
+    router = Router((first, second, lost), Policy.LEAST_WORK)
     assert (router.num_connected, router.model()) == (2, MODEL)
     first.submit(submission(10, 10), Sink())
     for _ in range(3):

@@ -152,16 +152,20 @@ class OpenSession(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    TELL_LOAD_FIELD_NUMBER: _builtins.int
     client_name: _builtins.str
     """Name of the tokenizer replica, for logs."""
+    tell_load: _builtins.bool
+    """Whether the engine tells its load in this session."""
     def __init__(
         self,
         *,
         client_name: _builtins.str = ...,
+        tell_load: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "tell_load", b"tell_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,24 +336,32 @@ class SessionResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
     @_builtins.property
     def step(self) -> Global___StepOutputs: ...
     @_builtins.property
     def draining(self) -> Global___EngineDraining: ...
+    @_builtins.property
+    def load(self) -> Global___EngineLoad:
+        """When asked for: after `opened`, and then at most every 50 ms, when it has
+        changed.
+        """
+
     def __init__(
         self,
         *,
         opened: Global___SessionOpened | None = ...,
         step: Global___StepOutputs | None = ...,
         draining: Global___EngineDraining | None = ...,
+        load: Global___EngineLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "opened", b"opened", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "opened", b"opened", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "step", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "step", "draining", "load"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -373,6 +385,51 @@ class EngineDraining(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineDraining: _TypeAlias = EngineDraining  # noqa: Y015
+
+@_typing.final
+class EngineLoad(_message.Message):
+    """What the engine has to do, for all of its clients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    running_requests: _builtins.int
+    waiting_requests: _builtins.int
+    queued_uncached_tokens: _builtins.int
+    """Prompt tokens of waiting requests, less the share that recent ones found
+    in the prefix cache.
+    """
+    total_blocks: _builtins.int
+    used_blocks: _builtins.int
+    """Referenced by requests."""
+    free_blocks: _builtins.int
+    """Free, never used or evicted."""
+    cached_blocks: _builtins.int
+    """Free, but holding reusable prefixes."""
+    def __init__(
+        self,
+        *,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        queued_uncached_tokens: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+        used_blocks: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "free_blocks", b"free_blocks", "queued_uncached_tokens", b"queued_uncached_tokens", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
 
 @_typing.final
 class SessionOpened(_message.Message):
