@@ -92,7 +92,7 @@ def test_the_other_policies_look_at_nothing_else() -> None:
 
 def test_weights_are_honoured() -> None:
     pair = [replica(), replica(cached=960, queued=900)]
-    assert choose(Policy.PREFIX, pair, PROMPT, draw(), Weights(queued=3.0)) == (0, LOAD)
+    assert choose(Policy.PREFIX, pair, PROMPT, draw(), Weights(queued=2.2)) == (0, LOAD)
     assert choose(Policy.PREFIX, pair, PROMPT, draw(), Weights(hot_slack_tokens=800)) == (0, HOT)
 
 
