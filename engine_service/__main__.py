@@ -9,9 +9,11 @@ import os
 import random
 import secrets
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import grpc
 import structlog
@@ -24,6 +26,7 @@ from engine_service.api.front import Front
 from engine_service.api.grpc_service import SERVICE_NAME, EngineService, add_to_server
 from engine_service.api.supervisor import EngineSupervisor
 from engine_service.api.vitals import VitalLimits, Vitals
+from engine_service.api.watchdog import Watchdog
 from engine_service.config import (
     ENV_PREFIX,
     PROGRAM,
@@ -89,12 +92,21 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
         supervisor=supervisor,
         signals=signals,
         drain_timeout_s=server.drain_timeout_s,
+        watch=_watch(server.hung_step_timeout_s, vitals, health, supervisor),
     )
     keep_start_up_objects()
     try:
         return await front.run()
     finally:
         metrics_server.close()
+
+
+def _watch(
+    timeout_s: float, vitals: Vitals, health: ServiceHealth, supervisor: EngineSupervisor
+) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    if timeout_s == 0:
+        return None
+    return Watchdog(vitals, timeout_s=timeout_s, set_serving=health.set_serving, end_engine=supervisor.end_hung).run
 
 
 class GatewayExtraMissing(Exception):

@@ -4,7 +4,8 @@ Must not know: what is served, how the engine runs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -29,17 +30,28 @@ class Front:
         supervisor: EngineSupervisor,
         signals: StopSignals,
         drain_timeout_s: float,
+        watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`watch` runs beside the engine until the end."""
         self._servers = servers
         self._set_serving = set_serving
         self._handle = handle
         self._supervisor = supervisor
         self._signals = signals
         self._drain_timeout_s = drain_timeout_s
+        self._watch = watch
         self._log = structlog.get_logger()
 
     async def run(self) -> str | None:
         """None after a stop that was asked for; otherwise why the engine is gone for good."""
+        watch = None if self._watch is None else asyncio.create_task(self._watch())
+        try:
+            return await self._run()
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _run(self) -> str | None:
         engine = asyncio.create_task(self._supervisor.run())
         stop = asyncio.create_task(self._signals.wait_graceful())
         await asyncio.wait({engine, stop}, return_when=asyncio.FIRST_COMPLETED)

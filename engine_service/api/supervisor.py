@@ -15,6 +15,7 @@ from engine_service.loop.mailbox import FrontMailbox
 from engine_service.loop.messages import EngineFatal, EngineReady, Shutdown, StartFailed, StepReport
 
 _EXIT_SECONDS = 5.0
+_STACK_DUMP_SECONDS = 2.0
 _ENGINE_GONE = Refusal(RefusalCode.ENGINE_GONE, "the engine process ended unexpectedly", retry_after_s=1.0)
 
 Launch = Callable[[], Awaitable[Launched]]
@@ -30,6 +31,7 @@ class _Life:
         self.is_ready = False
         self.is_over = False
         self.changed = asyncio.Event()
+        self.over = asyncio.Event()
         self.last_word: str | None = None
         self._handle = handle
 
@@ -51,6 +53,7 @@ class _Life:
         self.is_over = True
         self._handle.detach(_ENGINE_GONE)
         self.changed.set()
+        self.over.set()
 
 
 class EngineSupervisor:
@@ -95,6 +98,17 @@ class EngineSupervisor:
             await _exit_status(life.launched, _EXIT_SECONDS)
         life.launched.engine.kill()
         life.mailbox.close()
+
+    async def end_hung(self, reason: str) -> None:
+        """Kills an engine that is past being asked; `run` goes on as after any other death of it."""
+        life = self._life
+        if life is None or life.is_over:
+            return
+        life.last_word = reason
+        life.launched.engine.dump_stacks()
+        await asyncio.sleep(_STACK_DUMP_SECONDS)
+        life.launched.engine.kill()
+        await life.over.wait()
 
     async def _live_once(self) -> _Life:
         launched = await self._launch()
