@@ -9,6 +9,7 @@ import random
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +102,14 @@ class TokenizerApp:
         keys: ApiKeys = _NO_KEYS,
         *,
         resolve: Resolve = resolve_host,
+        ask_to_drain: Callable[[float | None], None] = lambda grace_s: None,
     ) -> None:
-        """Raises BadTls."""
+        """`ask_to_drain` is called for an operator. Raises BadTls and BadEngine."""
         self._settings = settings
         self._keys = keys
         self._model = model
         self._dice = dice
+        self._ask_to_drain = ask_to_drain
         self.metrics = TokenizerMetrics(CollectorRegistry())
         self.admission = Admission(settings.max_requests)
         self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
@@ -163,7 +166,7 @@ class TokenizerApp:
 
     def _new_operator_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=server_options(_MAX_OPERATOR_BYTES))
-        add_operator_service(OperatorServicer(self.replicas), server)
+        add_operator_service(OperatorServicer(self.replicas, self.admission, self._ask_to_drain), server)
         reflection.enable_server_reflection([OPERATOR_SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server
 
@@ -299,7 +302,7 @@ class TokenizerApp:
 async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys) -> None:
     signals = StopSignals()
     signals.install()
-    app = TokenizerApp(settings, model, random.SystemRandom(), keys)
+    app = TokenizerApp(settings, model, random.SystemRandom(), keys, ask_to_drain=signals.ask)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.stop)
         keep_start_up_objects()
@@ -309,7 +312,7 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys)
         ports = {"grpc_port": app.port, "http_port": app.http_port, "metrics_port": metrics.port}
         _log.info("listening", **ports | ({"operator_port": app.operator_port} if app.operator_port else {}))
         await signals.wait_graceful()
-        await _drain(app, signals, settings.drain_timeout)
+        await _drain(app, signals, settings.drain_timeout if signals.grace_s is None else signals.grace_s)
     _log.info("stopped")
 
 

@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError, UnaryStreamCall
 
 from tokenwire_client.assembly import Assembly, StreamResponse
 from tokenwire_client.channels import Lease
-from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError
+from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError, Unavailable
 from tokenwire_client.retry import Attempts
 from tokenwire_client.rpc_errors import translate
 from tokenwire_client.types import Completion, Delta
@@ -25,6 +25,10 @@ class OpenCall:
     def __init__(self, call: UnaryStreamCall, lease: Lease) -> None:  # type: ignore[type-arg]
         self.call = call
         self._lease = lease
+
+    def abandon(self, failure: TokenwireError) -> bool:
+        """New calls avoid its connection if the service behind it is the reason. True: another may do better."""
+        return isinstance(failure, Unavailable) and self._lease.retire()
 
     def end(self) -> None:
         """Cancels what still runs. Idempotent; only in the call's event loop."""
@@ -127,7 +131,8 @@ class AsyncStream:
                 response = await self._current.call.read()
             except AioRpcError as error:
                 failure = translate(error.code(), error.details(), error.trailing_metadata())
-                pause = None if self._assembly.started else self._attempts.pause_after(failure)
+                elsewhere = self._current.abandon(failure)
+                pause = None if self._assembly.started else self._attempts.pause_after(failure, elsewhere)
                 if pause is None:
                     raise failure from error
             except asyncio.CancelledError:

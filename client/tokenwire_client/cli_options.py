@@ -21,7 +21,7 @@ Target = Annotated[
     typer.Option(
         "--target",
         envvar="TOKENWIRE_TARGET",
-        help="The tokenizer service: host:port, or any gRPC name.",
+        help="The tokenizer service: host:port, or any gRPC name; several that serve the same with commas between.",
         show_default=DEFAULT_TARGET,
     ),
 ]

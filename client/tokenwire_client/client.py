@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -28,8 +29,9 @@ from tokenwire_client.channels import (
     MAX_CONNECTIONS,
     STREAMS_PER_CONNECTION,
     LinkPool,
+    addresses_of,
 )
-from tokenwire_client.errors import Cancelled, ErrorCode
+from tokenwire_client.errors import Cancelled, ErrorCode, Unavailable
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
 from tokenwire_client.rpc_errors import translate
 from tokenwire_client.tls import Tls
@@ -51,16 +53,16 @@ class _Link:
 class AsyncClient:
     """All of a tokenizer service, for asyncio. Connects at the first call; used in one event loop.
 
-    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"); the connection is encrypted with `tls`.
-    `timeout`, in seconds, is the
-    deadline of each call that gives none; None is no deadline, `math.inf` in a call overrides it. Every
-    method raises subclasses of TokenwireError; InvalidRequest is raised before anything is sent when a
-    value cannot go on the wire.
+    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"), or several for services that serve the
+    same: a call that one of them cannot serve goes to another, as long as nothing of the answer has come. Connections
+    are encrypted with `tls`. `timeout`, in seconds, is the deadline of each call that gives none; None is no deadline,
+    `math.inf` in a call overrides it. Every method raises subclasses of TokenwireError; InvalidRequest is raised before
+    anything is sent when a value cannot go on the wire.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: float | None = None,
@@ -69,12 +71,13 @@ class AsyncClient:
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._target = target
         self._tls = tls
         self._timeout = check_timeout(timeout)
         self._retry = retry
         self._clock = clock
-        self._pool = LinkPool(self._connect, streams_per_connection, max_connections)
+        self._closing: set[asyncio.Future[None]] = set()
+        openers = [partial(self._connect, name) for name in addresses_of(target)]
+        self._pool = LinkPool(openers, streams_per_connection, max_connections, self._close_link, clock)
 
     def generate(
         self,
@@ -178,6 +181,7 @@ class AsyncClient:
         """Cancels what still runs and disconnects. Idempotent; later calls raise Cancelled."""
         for link in self._pool.close():
             await link.channel.close(grace=None)
+        await asyncio.gather(*self._closing)
 
     async def __aenter__(self) -> Self:
         return self
@@ -187,18 +191,23 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _connect(self) -> _Link:
+    def _connect(self, target: str) -> _Link:
         if self._tls is None:
-            channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+            channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         else:
             options = (*CHANNEL_OPTIONS, *self._tls.options())
-            channel = grpc.aio.secure_channel(self._target, self._tls.credentials(), options=options)
+            channel = grpc.aio.secure_channel(target, self._tls.credentials(), options=options)
         check_health = channel.unary_unary(
             HEALTH_METHOD,
             request_serializer=health_pb2.HealthQuery.SerializeToString,
             response_deserializer=health_pb2.HealthAnswer.FromString,
         )
         return _Link(channel, tokenizer_pb2_grpc.TokenizerServiceStub(channel), check_health)
+
+    def _close_link(self, link: _Link) -> None:
+        task = asyncio.ensure_future(link.channel.close(grace=None))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _attempts(self, timeout: float | None) -> Attempts:
         seconds = self._timeout if timeout is None else check_timeout(timeout)
@@ -214,11 +223,13 @@ class AsyncClient:
         attempts = self._attempts(timeout)
         while True:
             try:
-                with self._pool.lease() as lease:
+                lease = self._pool.lease()
+                with lease:
                     return await call(lease.link, attempts.remaining())
             except grpc.aio.AioRpcError as error:
                 failure = translate(error.code(), error.details(), error.trailing_metadata())
-                pause = attempts.pause_after(failure)
+                elsewhere = isinstance(failure, Unavailable) and lease.retire()
+                pause = attempts.pause_after(failure, elsewhere)
                 if pause is None:
                     raise failure from error
             except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""A blocking client for operators of one tokenizer service: its engine replicas.
+"""A blocking client for operators of one tokenizer service: its engine replicas, its end.
 
 Must not know: generations, the command line. It talks to the operators' port, not to the clients'.
 """
@@ -34,9 +34,10 @@ class Engine:
 
 
 class Operator:
-    """Lists, adds and removes engines. `target` is the tokenizer service's operator address, `timeout` in seconds.
+    """Lists, adds and removes engines, drains the service.
 
-    The connection is encrypted with `tls`. Every method raises subclasses of TokenwireError. Nothing is tried again.
+    `target` is the tokenizer service's operator address, `timeout` in seconds. The connection is encrypted
+    with `tls`. Every method raises subclasses of TokenwireError. Nothing is tried again.
     """
 
     def __init__(self, target: str, *, timeout: float = DEFAULT_TIMEOUT_S, tls: Tls | None = None) -> None:
@@ -60,6 +61,13 @@ class Operator:
     def remove_engine(self, address: str) -> None:
         """It gets no new requests; those that run there go on."""
         _ask(lambda: self._service.RemoveEngine(pb.RemoveEngineRequest(address=address), timeout=self._timeout))
+
+    def drain(self, grace: float | None = None) -> int:
+        """The service takes no new requests, ends after `grace` seconds at the latest; requests that run now."""
+        request = pb.DrainRequest()
+        if grace is not None:
+            request.grace.FromNanoseconds(int(grace * 1e9))
+        return _ask(lambda: self._service.Drain(request, timeout=self._timeout)).live_requests
 
     def close(self) -> None:
         """Idempotent."""

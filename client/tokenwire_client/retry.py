@@ -60,12 +60,16 @@ class Attempts:
         """Seconds left, >= 0; None without a limit."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
-    def pause_after(self, error: TokenwireError) -> float | None:
-        """Seconds to wait before the next attempt; None: there is none, raise the error."""
+    def pause_after(self, error: TokenwireError, elsewhere: bool = False) -> float | None:
+        """Seconds to wait before the next attempt; None: there is none, raise the error.
+
+        `elsewhere`: it goes to another service than the one that asked for a pause.
+        """
         self._failures += 1
         if not isinstance(error, Unavailable) or self._failures >= self._policy.attempts:
             return None
-        pause = max(self._policy.backoff(self._failures), error.retry_after or 0.0)
+        asked = 0.0 if elsewhere else error.retry_after or 0.0
+        pause = max(self._policy.backoff(self._failures), asked)
         remaining = self.remaining()
         if pause > self._policy.max_backoff or (remaining is not None and pause >= remaining):
             return None

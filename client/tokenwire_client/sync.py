@@ -6,6 +6,7 @@ Must not know: the command line, the engine service, what a request means.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -24,7 +25,9 @@ from tokenwire_client.channels import (
     MAX_CONNECTIONS,
     STREAMS_PER_CONNECTION,
     LinkPool,
+    addresses_of,
 )
+from tokenwire_client.errors import Unavailable
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
 from tokenwire_client.sync_stream import OpenCall, Stream, translate_blocking
 from tokenwire_client.tls import Tls
@@ -46,16 +49,16 @@ class _Link:
 class Client:
     """All of a tokenizer service, blocking. Connects at the first call; safe to use from several threads.
 
-    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"); the connection is encrypted with `tls`.
-    `timeout`, in seconds, is the
-    deadline of each call that gives none; None is no deadline, `math.inf` in a call overrides it. Every
-    method raises subclasses of TokenwireError; InvalidRequest is raised before anything is sent when a
-    value cannot go on the wire.
+    `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"), or several for services that serve the
+    same: a call that one of them cannot serve goes to another, as long as nothing of the answer has come. Connections
+    are encrypted with `tls`. `timeout`, in seconds, is the deadline of each call that gives none; None is no deadline,
+    `math.inf` in a call overrides it. Every method raises subclasses of TokenwireError; InvalidRequest is raised before
+    anything is sent when a value cannot go on the wire.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
         timeout: float | None = None,
@@ -64,12 +67,12 @@ class Client:
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._target = target
         self._tls = tls
         self._timeout = check_timeout(timeout)
         self._retry = retry
         self._clock = clock
-        self._pool = LinkPool(self._connect, streams_per_connection, max_connections)
+        openers = [partial(self._connect, name) for name in addresses_of(target)]
+        self._pool = LinkPool(openers, streams_per_connection, max_connections, self._close_link, clock)
 
     def generate(
         self,
@@ -179,18 +182,22 @@ class Client:
     ) -> None:
         self.close()
 
-    def _connect(self) -> _Link:
+    def _connect(self, target: str) -> _Link:
         if self._tls is None:
-            channel = grpc.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+            channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         else:
             options = (*CHANNEL_OPTIONS, *self._tls.options())
-            channel = grpc.secure_channel(self._target, self._tls.credentials(), options=options)
+            channel = grpc.secure_channel(target, self._tls.credentials(), options=options)
         check_health = channel.unary_unary(
             HEALTH_METHOD,
             request_serializer=health_pb2.HealthQuery.SerializeToString,
             response_deserializer=health_pb2.HealthAnswer.FromString,
         )
         return _Link(channel, tokenizer_pb2_grpc.TokenizerServiceStub(channel), check_health)
+
+    @staticmethod
+    def _close_link(link: _Link) -> None:
+        link.channel.close()
 
     def _attempts(self, timeout: float | None) -> Attempts:
         seconds = self._timeout if timeout is None else check_timeout(timeout)
@@ -204,11 +211,13 @@ class Client:
         attempts = self._attempts(timeout)
         while True:
             try:
-                with self._pool.lease() as lease:
+                lease = self._pool.lease()
+                with lease:
                     return call(lease.link, attempts.remaining())
             except grpc.RpcError as error:
                 failure = translate_blocking(error)
-                pause = attempts.pause_after(failure)
+                elsewhere = isinstance(failure, Unavailable) and lease.retire()
+                pause = attempts.pause_after(failure, elsewhere)
                 if pause is None:
                     raise failure from error
             time.sleep(pause)

@@ -12,7 +12,7 @@ import grpc
 
 from tokenwire_client.assembly import Assembly, StreamResponse
 from tokenwire_client.channels import Lease
-from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError
+from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError, Unavailable
 from tokenwire_client.retry import Attempts
 from tokenwire_client.rpc_errors import translate
 from tokenwire_client.types import Completion, Delta
@@ -33,6 +33,10 @@ class OpenCall:
         self.responses = iter(call)
         self._call = call
         self._lease = lease
+
+    def abandon(self, failure: TokenwireError) -> bool:
+        """New calls avoid its connection if the service behind it is the reason. True: another may do better."""
+        return isinstance(failure, Unavailable) and self._lease.retire()
 
     def end(self) -> None:
         """Cancels what still runs. Idempotent, from any thread."""
@@ -133,7 +137,8 @@ class Stream:
                 return next(self._current.responses, None)
             except grpc.RpcError as error:
                 failure = translate_blocking(error)
-                pause = None if self._assembly.started else self._attempts.pause_after(failure)
+                elsewhere = self._current.abandon(failure)
+                pause = None if self._assembly.started else self._attempts.pause_after(failure, elsewhere)
                 if pause is None:
                     raise failure from error
             self._current.end()

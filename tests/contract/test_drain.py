@@ -80,6 +80,7 @@ async def test_a_drain_call_is_a_sigterm(hist: Path) -> None:
         assert await asyncio.to_thread(engine.wait_exit, 10.0) == 0
 
 
+@pytest.mark.slow
 async def test_at_the_end_of_its_grace_a_drain_ends_what_runs_with_unavailable(hist: Path) -> None:
     with started_engine(hist, "--allow-drain-rpc", "--drain-timeout=3600") as engine:
         async with connected(engine) as (_, stub):

@@ -65,6 +65,7 @@ async def test_a_sick_request_ends_alone_and_a_hung_step_ends_the_engine(hist: P
     assert any("in hang_on_purpose" in line for line in engine.lines), "\n".join(engine.lines)
 
 
+@pytest.mark.slow
 async def test_a_lost_device_ends_the_service(hist: Path) -> None:
     with started_engine(hist, module=FAULTY) as engine:
         async with connected(engine) as stub:

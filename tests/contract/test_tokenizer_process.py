@@ -18,6 +18,8 @@ from tests.fixtures import fake_engine as fe
 from tests.fixtures.tokenizer_app import collect, default_model, failure, ids_request, model_info
 from tests.fixtures.tokenizer_process import TokenizerProcess, tokenizer_process
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenwire_client import InvalidRequest
+from tokenwire_client.operator import Operator
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -124,6 +126,21 @@ async def test_streams_that_do_not_finish_end_with_a_status(way: str) -> None:
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert await service.wait_exit() == 0
         await engine.wait_until(lambda: engine.sessions == [])
+
+
+async def test_an_operators_drain_call_is_a_sigterm_with_a_grace_of_its_own() -> None:
+    async with running(fe.until_cancelled, "--operator-port", "0") as (engine, service, channel, _port):
+        (ports,) = [event for event in service.events if event["event"] == "listening"]
+        stub: Any = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        waiting = asyncio.create_task(failure(stub.Generate(ids_request([5]))))
+        await engine.wait_until(lambda: len(engine.requests) == 1)
+        with Operator(f"127.0.0.1:{ports['operator_port']}") as operator:
+            with pytest.raises(InvalidRequest, match="grace"):
+                await asyncio.to_thread(operator.drain, 1e9)
+            assert await asyncio.to_thread(operator.drain, 0.3) == 1
+        assert await health(channel) == NOT_SERVING
+        assert (await asyncio.wait_for(waiting, 10)).code() == grpc.StatusCode.UNAVAILABLE
+        assert await service.wait_exit() == 0
 
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])

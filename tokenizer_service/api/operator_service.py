@@ -1,4 +1,4 @@
-"""OperatorService over gRPC: lists, adds and removes engine replicas.
+"""OperatorService over gRPC: lists, adds and removes engine replicas, drains the service.
 
 Must not know: requests of clients, how replicas are chosen.
 """
@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 import grpc
 
+from service_runtime.drain import read_grace
 from service_runtime.wire import Malformed, request_parser
 from tokenizer_service.api.errors import abort
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.engines.replicas import Replica, Replicas
+from tokenizer_service.sessions.admission import Admission
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
 OPERATOR_SERVICE_NAME = "tokenwire.tokenizer.v1.OperatorService"
@@ -24,7 +26,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class OperatorServicer:
+    """`ask_to_drain` starts a drain with a grace in seconds (None: the usual one)."""
+
     replicas: Replicas
+    admission: Admission
+    ask_to_drain: Callable[[float | None], None]
 
     def list_engines(self, _request: pb.ListEnginesRequest) -> pb.ListEnginesResponse:
         return pb.ListEnginesResponse(engines=[_engine(replica) for replica in self.replicas.all()])
@@ -34,6 +40,13 @@ class OperatorServicer:
 
     def remove_engine(self, request: pb.RemoveEngineRequest) -> pb.RemoveEngineResponse | Refusal:
         return self.replicas.remove_by_operator(request.address) or pb.RemoveEngineResponse()
+
+    async def drain(self, request: pb.DrainRequest | Malformed, context: Context) -> pb.DrainResponse:
+        if isinstance(request, Malformed):
+            await abort(context, _malformed(request))
+        self.ask_to_drain(await read_grace(context, request.grace, request.HasField("grace")))
+        await self.admission.draining.wait()
+        return pb.DrainResponse(live_requests=self.admission.num_active)
 
 
 def _engine(replica: Replica) -> pb.Engine:
@@ -73,6 +86,7 @@ def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
             request_parser(pb.RemoveEngineRequest),
             pb.RemoveEngineResponse.SerializeToString,
         ),
+        "Drain": unary(servicer.drain, request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(OPERATOR_SERVICE_NAME, handlers),))
 

@@ -17,7 +17,7 @@ class Admission:
         self._max_requests = max_requests
         self._active = 0
         self._live_ids: set[str] = set()
-        self._is_draining = False
+        self.draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -27,7 +27,7 @@ class Admission:
 
     def enter(self) -> Refusal | None:
         """Takes a place, to be given back with `leave`; or says why there is none."""
-        if self._is_draining:
+        if self.draining.is_set():
             return Refusal(RefusalCode.UNAVAILABLE, "the service is shutting down", retry_after_s=1.0)
         if self._active >= self._max_requests:
             return Refusal(
@@ -66,7 +66,7 @@ class Admission:
 
     def drain(self) -> None:
         """Refuses new requests from now on."""
-        self._is_draining = True
+        self.draining.set()
 
     async def wait_idle(self) -> None:
         await self._idle.wait()

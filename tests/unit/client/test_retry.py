@@ -45,6 +45,10 @@ def test_the_servers_pause_is_kept_or_the_error_raised(asked: float, pause: floa
     assert Attempts(POLICY, None, Clock()).pause_after(unavailable(asked)) == pause
 
 
+def test_another_service_need_not_wait_as_long_as_the_one_that_asked_for_it() -> None:
+    assert Attempts(POLICY, None, Clock()).pause_after(unavailable(30.0), elsewhere=True) == 0.5
+
+
 @pytest.mark.parametrize(("timeout", "pause"), [(0.5, None), (0.51, 0.5), (10.0, 0.5)])
 def test_no_pause_reaches_the_deadline(timeout: float, pause: float | None) -> None:
     assert Attempts(POLICY, timeout, Clock()).pause_after(unavailable()) == pause

@@ -22,81 +22,86 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from tokenwire.common.v1 import outcome_pb2 as tokenwire_dot_common_dot_v1_dot_outcome__pb2
 from tokenwire.common.v1 import sampling_pb2 as tokenwire_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tokenwire/tokenizer/v1/tokenizer.proto\x12\x16tokenwire.tokenizer.v1\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\xa6\x02\n\x11GenerationOptions\x12\x35\n\x08sampling\x18\x01 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x05H\x03\x88\x01\x01\x42\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priority\"?\n\x0bTextLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\x99\x01\n\x14TextPositionLogprobs\x12\x37\n\x05token\x18\x01 \x01(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobH\x00\x88\x01\x01\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x30\n\x03top\x18\x03 \x03(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobB\x08\n\x06_token\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .tokenwire.tokenizer.v1.TokenIdsH\x00\x12:\n\x07options\x18\x04 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x95\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobsB\r\n\x0b_completion\"\xaa\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x34\n\ntool_calls\x18\x03 \x03(\x0b\x32 .tokenwire.tokenizer.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0f\n\r_tool_call_idB\x07\n\x05_name\"f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parameters\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xae\x01\n\nToolChoice\x12\x37\n\x04mode\x18\x01 \x01(\x0e\x32\'.tokenwire.tokenizer.v1.ToolChoice.ModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x08\n\x06\x63hoice\"e\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x02id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x11\n\targuments\x18\x04 \x01(\tB\x05\n\x03_idB\x07\n\x05_name\"\x84\x04\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x08messages\x18\x02 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12:\n\x07options\x18\x03 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12+\n\x05tools\x18\x06 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12<\n\x0btool_choice\x18\x07 \x01(\x0b\x32\".tokenwire.tokenizer.v1.ToolChoiceH\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08H\x02\x88\x01\x01\x12\x1a\n\rchat_template\x18\t \x01(\tH\x03\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\n \x01(\x08H\x04\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x0e\n\x0c_tool_choiceB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_templateB\x16\n\x14_parallel_tool_calls\"\xcc\x02\n\x0c\x43hatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x39\n\ntool_calls\x18\x07 \x03(\x0b\x32%.tokenwire.tokenizer.v1.ToolCallDeltaB\r\n\x0b_completion\"\xea\x01\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\x16\n\x0ehas_tool_calls\x18\x07 \x01(\x08\x42\r\n\x0bstop_reason\"\xaf\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12<\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32$.tokenwire.tokenizer.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\x9e\x02\n\x0c\x43onversation\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12+\n\x05tools\x18\x03 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rchat_template\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_template\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.tokenwire.tokenizer.v1.Model\"\xd0\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x63onnected_engines\x18\x06 \x01(\x05\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x07 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\"\x14\n\x12ListEnginesRequest\"F\n\x13ListEnginesResponse\x12/\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1e.tokenwire.tokenizer.v1.Engine\"\x8b\x01\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x32\n\x05state\x18\x03 \x01(\x0e\x32#.tokenwire.tokenizer.v1.EngineState\x12\x15\n\rlive_requests\x18\x04 \x01(\x03\x12\x14\n\x0c\x65ngine_epoch\x18\x05 \x01(\t\"#\n\x10\x41\x64\x64\x45ngineRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x13\n\x11\x41\x64\x64\x45ngineResponse\"&\n\x13RemoveEngineRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveEngineResponse*\x99\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45NGINE_STATE_CONNECTING\x10\x01\x12\x1a\n\x16\x45NGINE_STATE_CONNECTED\x10\x02\x12\x19\n\x15\x45NGINE_STATE_DRAINING\x10\x03\x12\x18\n\x14\x45NGINE_STATE_LEAVING\x10\x04\x32\xf1\x03\n\x10TokenizerService\x12_\n\x08Generate\x12\'.tokenwire.tokenizer.v1.GenerateRequest\x1a(.tokenwire.tokenizer.v1.GenerateResponse0\x01\x12S\n\x04\x43hat\x12#.tokenwire.tokenizer.v1.ChatRequest\x1a$.tokenwire.tokenizer.v1.ChatResponse0\x01\x12]\n\x08Tokenize\x12\'.tokenwire.tokenizer.v1.TokenizeRequest\x1a(.tokenwire.tokenizer.v1.TokenizeResponse\x12\x63\n\nDetokenize\x12).tokenwire.tokenizer.v1.DetokenizeRequest\x1a*.tokenwire.tokenizer.v1.DetokenizeResponse\x12\x63\n\nListModels\x12).tokenwire.tokenizer.v1.ListModelsRequest\x1a*.tokenwire.tokenizer.v1.ListModelsResponse2\xc6\x02\n\x0fOperatorService\x12\x66\n\x0bListEngines\x12*.tokenwire.tokenizer.v1.ListEnginesRequest\x1a+.tokenwire.tokenizer.v1.ListEnginesResponse\x12`\n\tAddEngine\x12(.tokenwire.tokenizer.v1.AddEngineRequest\x1a).tokenwire.tokenizer.v1.AddEngineResponse\x12i\n\x0cRemoveEngine\x12+.tokenwire.tokenizer.v1.RemoveEngineRequest\x1a,.tokenwire.tokenizer.v1.RemoveEngineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&tokenwire/tokenizer/v1/tokenizer.proto\x12\x16tokenwire.tokenizer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!tokenwire/common/v1/outcome.proto\x1a\"tokenwire/common/v1/sampling.proto\"\xa6\x02\n\x11GenerationOptions\x12\x35\n\x08sampling\x18\x01 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x05H\x03\x88\x01\x01\x42\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priority\"?\n\x0bTextLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\x99\x01\n\x14TextPositionLogprobs\x12\x37\n\x05token\x18\x01 \x01(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobH\x00\x88\x01\x01\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x30\n\x03top\x18\x03 \x03(\x0b\x32#.tokenwire.tokenizer.v1.TextLogprobB\x08\n\x06_token\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf9\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x03 \x01(\x0b\x32 .tokenwire.tokenizer.v1.TokenIdsH\x00\x12:\n\x07options\x18\x04 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x95\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobsB\r\n\x0b_completion\"\xaa\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x34\n\ntool_calls\x18\x03 \x03(\x0b\x32 .tokenwire.tokenizer.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0f\n\r_tool_call_idB\x07\n\x05_name\"f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parameters\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xae\x01\n\nToolChoice\x12\x37\n\x04mode\x18\x01 \x01(\x0e\x32\'.tokenwire.tokenizer.v1.ToolChoice.ModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x08\n\x06\x63hoice\"e\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x02id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x11\n\targuments\x18\x04 \x01(\tB\x05\n\x03_idB\x07\n\x05_name\"\x84\x04\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x08messages\x18\x02 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12:\n\x07options\x18\x03 \x01(\x0b\x32).tokenwire.tokenizer.v1.GenerationOptions\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12+\n\x05tools\x18\x06 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12<\n\x0btool_choice\x18\x07 \x01(\x0b\x32\".tokenwire.tokenizer.v1.ToolChoiceH\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08H\x02\x88\x01\x01\x12\x1a\n\rchat_template\x18\t \x01(\tH\x03\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\n \x01(\x08H\x04\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x0e\n\x0c_tool_choiceB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_templateB\x16\n\x14_parallel_tool_calls\"\xcc\x02\n\x0c\x43hatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32\".tokenwire.tokenizer.v1.CompletionH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x01(\r\x12>\n\x08logprobs\x18\x05 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x45\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32,.tokenwire.tokenizer.v1.TextPositionLogprobs\x12\x39\n\ntool_calls\x18\x07 \x03(\x0b\x32%.tokenwire.tokenizer.v1.ToolCallDeltaB\r\n\x0b_completion\"\xea\x01\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.tokenwire.common.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.tokenwire.common.v1.Usage\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\x16\n\x0ehas_tool_calls\x18\x07 \x01(\x08\x42\r\n\x0bstop_reason\"\xaf\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12<\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32$.tokenwire.tokenizer.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"\x9e\x02\n\x0c\x43onversation\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tokenwire.tokenizer.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12+\n\x05tools\x18\x03 \x03(\x0b\x32\x1c.tokenwire.tokenizer.v1.Tool\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rchat_template\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x10\n\x0e_chat_template\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.tokenwire.tokenizer.v1.Model\"\xd0\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x19\n\x11\x63onnected_engines\x18\x06 \x01(\x05\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x07 \x01(\x0b\x32#.tokenwire.common.v1.SamplingParams\"\x14\n\x12ListEnginesRequest\"F\n\x13ListEnginesResponse\x12/\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1e.tokenwire.tokenizer.v1.Engine\"\x8b\x01\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x32\n\x05state\x18\x03 \x01(\x0e\x32#.tokenwire.tokenizer.v1.EngineState\x12\x15\n\rlive_requests\x18\x04 \x01(\x03\x12\x14\n\x0c\x65ngine_epoch\x18\x05 \x01(\t\"#\n\x10\x41\x64\x64\x45ngineRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x13\n\x11\x41\x64\x64\x45ngineResponse\"&\n\x13RemoveEngineRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveEngineResponse\"G\n\x0c\x44rainRequest\x12-\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\x08\n\x06_grace\"&\n\rDrainResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\x03*\x99\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45NGINE_STATE_CONNECTING\x10\x01\x12\x1a\n\x16\x45NGINE_STATE_CONNECTED\x10\x02\x12\x19\n\x15\x45NGINE_STATE_DRAINING\x10\x03\x12\x18\n\x14\x45NGINE_STATE_LEAVING\x10\x04\x32\xf1\x03\n\x10TokenizerService\x12_\n\x08Generate\x12\'.tokenwire.tokenizer.v1.GenerateRequest\x1a(.tokenwire.tokenizer.v1.GenerateResponse0\x01\x12S\n\x04\x43hat\x12#.tokenwire.tokenizer.v1.ChatRequest\x1a$.tokenwire.tokenizer.v1.ChatResponse0\x01\x12]\n\x08Tokenize\x12\'.tokenwire.tokenizer.v1.TokenizeRequest\x1a(.tokenwire.tokenizer.v1.TokenizeResponse\x12\x63\n\nDetokenize\x12).tokenwire.tokenizer.v1.DetokenizeRequest\x1a*.tokenwire.tokenizer.v1.DetokenizeResponse\x12\x63\n\nListModels\x12).tokenwire.tokenizer.v1.ListModelsRequest\x1a*.tokenwire.tokenizer.v1.ListModelsResponse2\x9c\x03\n\x0fOperatorService\x12\x66\n\x0bListEngines\x12*.tokenwire.tokenizer.v1.ListEnginesRequest\x1a+.tokenwire.tokenizer.v1.ListEnginesResponse\x12`\n\tAddEngine\x12(.tokenwire.tokenizer.v1.AddEngineRequest\x1a).tokenwire.tokenizer.v1.AddEngineResponse\x12i\n\x0cRemoveEngine\x12+.tokenwire.tokenizer.v1.RemoveEngineRequest\x1a,.tokenwire.tokenizer.v1.RemoveEngineResponse\x12T\n\x05\x44rain\x12$.tokenwire.tokenizer.v1.DrainRequest\x1a%.tokenwire.tokenizer.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenwire.tokenizer.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINESTATE']._serialized_start=4232
-  _globals['_ENGINESTATE']._serialized_end=4385
-  _globals['_GENERATIONOPTIONS']._serialized_start=138
-  _globals['_GENERATIONOPTIONS']._serialized_end=432
-  _globals['_TEXTLOGPROB']._serialized_start=434
-  _globals['_TEXTLOGPROB']._serialized_end=497
-  _globals['_TEXTPOSITIONLOGPROBS']._serialized_start=500
-  _globals['_TEXTPOSITIONLOGPROBS']._serialized_end=653
-  _globals['_TOKENIDS']._serialized_start=655
-  _globals['_TOKENIDS']._serialized_end=678
-  _globals['_GENERATEREQUEST']._serialized_start=681
-  _globals['_GENERATEREQUEST']._serialized_end=930
-  _globals['_GENERATERESPONSE']._serialized_start=933
-  _globals['_GENERATERESPONSE']._serialized_end=1210
-  _globals['_CHATMESSAGE']._serialized_start=1213
-  _globals['_CHATMESSAGE']._serialized_end=1383
-  _globals['_TOOL']._serialized_start=1385
-  _globals['_TOOL']._serialized_end=1487
-  _globals['_TOOLCALL']._serialized_start=1489
-  _globals['_TOOLCALL']._serialized_end=1544
-  _globals['_TOOLCHOICE']._serialized_start=1547
-  _globals['_TOOLCHOICE']._serialized_end=1721
-  _globals['_TOOLCHOICE_MODE']._serialized_start=1634
-  _globals['_TOOLCHOICE_MODE']._serialized_end=1711
-  _globals['_TOOLCALLDELTA']._serialized_start=1723
-  _globals['_TOOLCALLDELTA']._serialized_end=1824
-  _globals['_CHATREQUEST']._serialized_start=1827
-  _globals['_CHATREQUEST']._serialized_end=2343
-  _globals['_CHATRESPONSE']._serialized_start=2346
-  _globals['_CHATRESPONSE']._serialized_end=2678
-  _globals['_COMPLETION']._serialized_start=2681
-  _globals['_COMPLETION']._serialized_end=2915
-  _globals['_TOKENIZEREQUEST']._serialized_start=2918
-  _globals['_TOKENIZEREQUEST']._serialized_end=3093
-  _globals['_CONVERSATION']._serialized_start=3096
-  _globals['_CONVERSATION']._serialized_end=3382
-  _globals['_TOKENIZERESPONSE']._serialized_start=3384
-  _globals['_TOKENIZERESPONSE']._serialized_end=3421
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3423
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3534
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3536
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3570
-  _globals['_LISTMODELSREQUEST']._serialized_start=3572
-  _globals['_LISTMODELSREQUEST']._serialized_end=3591
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3593
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3660
-  _globals['_MODEL']._serialized_start=3663
-  _globals['_MODEL']._serialized_end=3871
-  _globals['_LISTENGINESREQUEST']._serialized_start=3873
-  _globals['_LISTENGINESREQUEST']._serialized_end=3893
-  _globals['_LISTENGINESRESPONSE']._serialized_start=3895
-  _globals['_LISTENGINESRESPONSE']._serialized_end=3965
-  _globals['_ENGINE']._serialized_start=3968
-  _globals['_ENGINE']._serialized_end=4107
-  _globals['_ADDENGINEREQUEST']._serialized_start=4109
-  _globals['_ADDENGINEREQUEST']._serialized_end=4144
-  _globals['_ADDENGINERESPONSE']._serialized_start=4146
-  _globals['_ADDENGINERESPONSE']._serialized_end=4165
-  _globals['_REMOVEENGINEREQUEST']._serialized_start=4167
-  _globals['_REMOVEENGINEREQUEST']._serialized_end=4205
-  _globals['_REMOVEENGINERESPONSE']._serialized_start=4207
-  _globals['_REMOVEENGINERESPONSE']._serialized_end=4229
-  _globals['_TOKENIZERSERVICE']._serialized_start=4388
-  _globals['_TOKENIZERSERVICE']._serialized_end=4885
-  _globals['_OPERATORSERVICE']._serialized_start=4888
-  _globals['_OPERATORSERVICE']._serialized_end=5214
+  _globals['_ENGINESTATE']._serialized_start=4377
+  _globals['_ENGINESTATE']._serialized_end=4530
+  _globals['_GENERATIONOPTIONS']._serialized_start=170
+  _globals['_GENERATIONOPTIONS']._serialized_end=464
+  _globals['_TEXTLOGPROB']._serialized_start=466
+  _globals['_TEXTLOGPROB']._serialized_end=529
+  _globals['_TEXTPOSITIONLOGPROBS']._serialized_start=532
+  _globals['_TEXTPOSITIONLOGPROBS']._serialized_end=685
+  _globals['_TOKENIDS']._serialized_start=687
+  _globals['_TOKENIDS']._serialized_end=710
+  _globals['_GENERATEREQUEST']._serialized_start=713
+  _globals['_GENERATEREQUEST']._serialized_end=962
+  _globals['_GENERATERESPONSE']._serialized_start=965
+  _globals['_GENERATERESPONSE']._serialized_end=1242
+  _globals['_CHATMESSAGE']._serialized_start=1245
+  _globals['_CHATMESSAGE']._serialized_end=1415
+  _globals['_TOOL']._serialized_start=1417
+  _globals['_TOOL']._serialized_end=1519
+  _globals['_TOOLCALL']._serialized_start=1521
+  _globals['_TOOLCALL']._serialized_end=1576
+  _globals['_TOOLCHOICE']._serialized_start=1579
+  _globals['_TOOLCHOICE']._serialized_end=1753
+  _globals['_TOOLCHOICE_MODE']._serialized_start=1666
+  _globals['_TOOLCHOICE_MODE']._serialized_end=1743
+  _globals['_TOOLCALLDELTA']._serialized_start=1755
+  _globals['_TOOLCALLDELTA']._serialized_end=1856
+  _globals['_CHATREQUEST']._serialized_start=1859
+  _globals['_CHATREQUEST']._serialized_end=2375
+  _globals['_CHATRESPONSE']._serialized_start=2378
+  _globals['_CHATRESPONSE']._serialized_end=2710
+  _globals['_COMPLETION']._serialized_start=2713
+  _globals['_COMPLETION']._serialized_end=2947
+  _globals['_TOKENIZEREQUEST']._serialized_start=2950
+  _globals['_TOKENIZEREQUEST']._serialized_end=3125
+  _globals['_CONVERSATION']._serialized_start=3128
+  _globals['_CONVERSATION']._serialized_end=3414
+  _globals['_TOKENIZERESPONSE']._serialized_start=3416
+  _globals['_TOKENIZERESPONSE']._serialized_end=3453
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3455
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3566
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3568
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3602
+  _globals['_LISTMODELSREQUEST']._serialized_start=3604
+  _globals['_LISTMODELSREQUEST']._serialized_end=3623
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3625
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3692
+  _globals['_MODEL']._serialized_start=3695
+  _globals['_MODEL']._serialized_end=3903
+  _globals['_LISTENGINESREQUEST']._serialized_start=3905
+  _globals['_LISTENGINESREQUEST']._serialized_end=3925
+  _globals['_LISTENGINESRESPONSE']._serialized_start=3927
+  _globals['_LISTENGINESRESPONSE']._serialized_end=3997
+  _globals['_ENGINE']._serialized_start=4000
+  _globals['_ENGINE']._serialized_end=4139
+  _globals['_ADDENGINEREQUEST']._serialized_start=4141
+  _globals['_ADDENGINEREQUEST']._serialized_end=4176
+  _globals['_ADDENGINERESPONSE']._serialized_start=4178
+  _globals['_ADDENGINERESPONSE']._serialized_end=4197
+  _globals['_REMOVEENGINEREQUEST']._serialized_start=4199
+  _globals['_REMOVEENGINEREQUEST']._serialized_end=4237
+  _globals['_REMOVEENGINERESPONSE']._serialized_start=4239
+  _globals['_REMOVEENGINERESPONSE']._serialized_end=4261
+  _globals['_DRAINREQUEST']._serialized_start=4263
+  _globals['_DRAINREQUEST']._serialized_end=4334
+  _globals['_DRAINRESPONSE']._serialized_start=4336
+  _globals['_DRAINRESPONSE']._serialized_end=4374
+  _globals['_TOKENIZERSERVICE']._serialized_start=4533
+  _globals['_TOKENIZERSERVICE']._serialized_end=5030
+  _globals['_OPERATORSERVICE']._serialized_start=5033
+  _globals['_OPERATORSERVICE']._serialized_end=5445
 # @@protoc_insertion_point(module_scope)

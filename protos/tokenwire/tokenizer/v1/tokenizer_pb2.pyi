@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -1043,3 +1044,51 @@ class RemoveEngineResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveEngineResponse: _TypeAlias = RemoveEngineResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Time that running requests get, 0 to 86,400 s; those that still run then
+        end with UNAVAILABLE. Unset: what the service was started with.
+        """
+
+    def __init__(
+        self,
+        *,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace", b"_grace", "grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace", b"_grace", "grace", b"grace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grace: _TypeAlias = _typing.Literal["grace"]  # noqa: Y015
+    _WhichOneofArgType__grace: _TypeAlias = _typing.Literal["_grace", b"_grace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace) -> _WhichOneofReturnType__grace | None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """The service drains now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    live_requests: _builtins.int
+    """Requests that still run."""
+    def __init__(
+        self,
+        *,
+        live_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_requests", b"live_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015

@@ -112,6 +112,10 @@ class OperatorServiceStub:
     """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
     for an address that DNS gives.
     """
+    Drain: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DrainRequest, _tokenizer_pb2.DrainResponse]
+    """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+    running ones finish within the grace, the service exits with 0.
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -126,6 +130,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     RemoveEngine: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.RemoveEngineRequest, _tokenizer_pb2.RemoveEngineResponse]  # type: ignore[assignment]
     """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
     for an address that DNS gives.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DrainRequest, _tokenizer_pb2.DrainResponse]  # type: ignore[assignment]
+    """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+    running ones finish within the grace, the service exits with 0.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -156,6 +164,16 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tokenizer_pb2.RemoveEngineResponse, _abc.Awaitable[_tokenizer_pb2.RemoveEngineResponse]]:
         """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
         for an address that DNS gives.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _tokenizer_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.DrainResponse, _abc.Awaitable[_tokenizer_pb2.DrainResponse]]:
+        """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
+        running ones finish within the grace, the service exits with 0.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
