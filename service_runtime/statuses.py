@@ -1,4 +1,4 @@
-"""Ends a gRPC call with a status and its machine-readable details (google.rpc BadRequest, RetryInfo).
+"""Ends a gRPC call with a status and its machine-readable details (google.rpc BadRequest, RetryInfo, QuotaFailure).
 
 Must not know: why a request was refused.
 """
@@ -18,8 +18,10 @@ def build_status(
     *,
     field_violations: Sequence[tuple[str, str]] = (),
     retry_after_s: float | None = None,
+    quota: tuple[str, str] | None = None,
 ) -> status_pb2.Status:
-    """A google.rpc.Status with BadRequest (field, description) and RetryInfo details where given."""
+    """A google.rpc.Status with BadRequest (field, description), RetryInfo and QuotaFailure (subject, description)
+    details where given."""
     details: list[any_pb2.Any] = []
     if field_violations:
         bad = error_details_pb2.BadRequest()
@@ -30,6 +32,10 @@ def build_status(
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(retry_after_s * 1e9))
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if quota is not None:
+        failure = error_details_pb2.QuotaFailure()
+        failure.violations.add(subject=quota[0], description=quota[1])
+        details.append(_pack(failure))
     return status_pb2.Status(code=code.value[0], message=message, details=details)
 
 
@@ -40,15 +46,18 @@ async def abort(
     *,
     field_violations: Sequence[tuple[str, str]] = (),
     retry_after_s: float | None = None,
+    quota: tuple[str, str] | None = None,
 ) -> NoReturn:
     """Ends the call of `context` with that status; never returns."""
-    status = build_status(code, message, field_violations=field_violations, retry_after_s=retry_after_s)
+    status = build_status(code, message, field_violations=field_violations, retry_after_s=retry_after_s, quota=quota)
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, rich.trailing_metadata)
     raise AssertionError("abort always raises")
 
 
-def _pack(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> any_pb2.Any:
+def _pack(
+    message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo | error_details_pb2.QuotaFailure,
+) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -4,69 +4,19 @@ Must not know: which services talk, settings.
 """
 
 import ssl
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 import grpc
-import structlog
 
+from service_runtime.reloaded import Reloaded
 from service_runtime.tls_files import LinkTlsFiles, ServerTlsFiles
-
-Made = TypeVar("Made")
-_log = structlog.get_logger()
 
 
 class BadTls(Exception):
     """The files cannot be used; the message says which and why."""
-
-
-class Reloaded(Generic[Made]):
-    """What `load` makes of `files`, made again when one of them has changed. For any thread.
-
-    A bad change is logged once, and what was there before stays in use.
-    """
-
-    def __init__(self, files: Sequence[Path], load: Callable[[], Made]) -> None:
-        """Raises BadTls."""
-        self._files = files
-        self._load = load
-        self._lock = threading.Lock()
-        # Taken first: a change while we load is seen by the next call.
-        self._stamp = _stamp(files)
-        self._made = load()
-
-    def current(self) -> Made:
-        """The same object as long as nothing has changed; costs a `stat` of each file."""
-        with self._lock:
-            stamp = _stamp(self._files)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._reload()
-            return self._made
-
-    def _reload(self) -> None:
-        try:
-            self._made = self._load()
-        except BadTls as error:
-            _log.error("tls_reload_failed", reason=str(error), kept="the certificates from before")
-        else:
-            _log.info("tls_reloaded", files=[str(path) for path in self._files])
-
-
-def _stamp(files: Sequence[Path]) -> tuple[tuple[int, int, int] | None, ...]:
-    """Changes with every replacement, also by a link that points elsewhere (as secrets are mounted)."""
-
-    def one(path: Path) -> tuple[int, int, int] | None:
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
-
-    return tuple(one(path) for path in files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +31,7 @@ class ServerTls:
     def __init__(self, files: ServerTlsFiles) -> None:
         """Raises BadTls."""
         self._is_mutual = files.client_ca is not None
-        self._material = Reloaded(files.paths, lambda: _server_material(files))
+        self._material = Reloaded("tls", files.paths, lambda: _server_material(files), BadTls)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         given = [self._material.current()]
@@ -113,7 +63,7 @@ class LinkTls:
 
     def __init__(self, files: LinkTlsFiles) -> None:
         """Raises BadTls."""
-        self._material = Reloaded(files.paths, lambda: _link_credentials(files))
+        self._material = Reloaded("tls", files.paths, lambda: _link_credentials(files), BadTls)
         name = files.server_name
         self.options: tuple[tuple[str, str], ...] = () if name is None else (("grpc.ssl_target_name_override", name),)
 

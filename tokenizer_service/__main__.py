@@ -58,6 +58,9 @@ from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.prompt_text import PromptEncoder
 from tokenizer_service.sessions.session import ReadLimits
 from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.tenants.gate import Gate
+from tokenizer_service.tenants.quota import Quotas
+from tokenizer_service.tenants.tenants_file import BadTenants, table_source
 from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.prompt import ChatLimits
 from tokenizer_service.text.tool_formats import ToolFormat
@@ -104,14 +107,17 @@ class TokenizerApp:
         resolve: Resolve = resolve_host,
         ask_to_drain: Callable[[float | None], None] = lambda grace_s: None,
     ) -> None:
-        """`ask_to_drain` is called for an operator. Raises BadTls and BadEngine."""
+        """`ask_to_drain` is called for an operator. Raises BadTls, BadEngine and BadTenants."""
         self._settings = settings
-        self._keys = keys
         self._model = model
         self._dice = dice
         self._ask_to_drain = ask_to_drain
         self.metrics = TokenizerMetrics(CollectorRegistry())
         self.admission = Admission(settings.max_requests)
+        self.quotas = Quotas(asyncio.get_running_loop().time, settings.max_requests)
+        self._gate = Gate(table_source(settings.tenants, keys.digests), self.quotas)
+        self._runner = CallRunner(self.admission, self.metrics, self._gate)
+        self.metrics.tenants.watch(self.quotas.named)
         self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
         self.sessions = LiveSessions()
         self._engines_changed = asyncio.Event()
@@ -195,6 +201,7 @@ class TokenizerApp:
         return Intake(
             texts=self._texts(),
             admission=self.admission,
+            quotas=self.quotas,
             sessions=self.sessions,
             model_name=self._settings.model_name,
             new_id=self._new_id,
@@ -202,11 +209,11 @@ class TokenizerApp:
         )
 
     def _servicer(self, intake: Intake) -> TokenizerServicer:
-        return TokenizerServicer(CallRunner(self.admission, self.metrics), intake, self._model.fingerprint)
+        return TokenizerServicer(self._runner, intake, self._model.fingerprint)
 
     def _http_server(self, intake: Intake) -> HttpServer:
         settings = self._settings
-        generations = Generations(CallRunner(self.admission, self.metrics), intake)
+        generations = Generations(self._runner, intake)
         parts = HttpParts(
             generations=generations,
             registry=self.metrics.registry,
@@ -215,7 +222,7 @@ class TokenizerApp:
             limits=ExchangeLimits(
                 BodyLimits(settings.max_request_bytes, settings.http_body_timeout), settings.http_write_timeout
             ),
-            keys=self._keys,
+            gate=self._gate,
             cors_origins=settings.cors_origin,
         )
         bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout)
@@ -341,7 +348,7 @@ def main() -> None:
         keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
         asyncio.run(_serve(settings, model, keys))
-    except (BadEngine, BadKeys, BadTls, ModelNotFound, PortInUse) as error:
+    except (BadEngine, BadKeys, BadTenants, BadTls, ModelNotFound, PortInUse) as error:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")

@@ -95,10 +95,13 @@ class TokenizerSettings(ServiceSettings):
     http_host: str = Field("127.0.0.1", min_length=1, description="address to listen on for HTTP")
     http_port: Port = Field(8000, description="port for HTTP; 0: any free one")
     api_key: tuple[str, ...] = Field(
-        (), max_length=1024, description="key that HTTP clients must send; best as a variable: others can see flags"
+        (), max_length=1024, description="key that clients must send; best as a variable: others can see flags"
     )
     api_key_file: str | None = Field(
         None, min_length=1, description="file of more such keys, as one hexadecimal SHA-256 a line"
+    )
+    tenants: Path | None = Field(
+        None, description="TOML file of tenants: their keys, limits and weights; read again when it changes"
     )
     cors_origin: tuple[str, ...] = Field(
         (), max_length=256, description="origin whose web pages may use the HTTP endpoint (default: none)"

@@ -50,6 +50,15 @@ def addresses_of(target: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What each call carries to say who asks. Raises InvalidRequest for a key that cannot go on the wire."""
+    if api_key is None:
+        return ()
+    if not api_key or not api_key.isascii() or not api_key.isprintable():
+        raise invalid("api_key", "is empty or holds other than printable ASCII")
+    return (("authorization", f"Bearer {api_key}"),)
+
+
 class _Slot(Generic[Link]):
     """One connection to an address and the number of its live calls."""
 

@@ -51,6 +51,7 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="A system message before it.")] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    api_key: flags.ApiKey = None,
     tls: flags.UseTls = False,
     ca_file: flags.CaFile = None,
     cert_file: flags.CertFile = None,
@@ -107,7 +108,7 @@ def chat(
     )
     before = [] if system is None else [Message("system", system)]
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
-    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
+    with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
 
         def start(messages: Sequence[Message]) -> Stream:
             return client.chat(messages, sampling, model=model, cache_salt=cache_salt, priority=priority)
@@ -129,6 +130,7 @@ def generate(
     ] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    api_key: flags.ApiKey = None,
     tls: flags.UseTls = False,
     ca_file: flags.CaFile = None,
     cert_file: flags.CertFile = None,
@@ -187,7 +189,7 @@ def generate(
         raise typer.BadParameter("give a prompt or --token-ids, not both", param_hint="--token-ids")
     source = _text_or_input(prompt) if token_ids is None else _numbers(token_ids)
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
-    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
+    with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
         stream = client.generate(source, sampling, model=model, cache_salt=cache_salt, priority=priority)
         show_answers(stream, n or 1, json_output=json_output, stats=stats)
 
@@ -205,6 +207,7 @@ def tokenize(
     ] = None,
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    api_key: flags.ApiKey = None,
     tls: flags.UseTls = False,
     ca_file: flags.CaFile = None,
     cert_file: flags.CertFile = None,
@@ -216,7 +219,7 @@ def tokenize(
     """Prints the token ids of a text, separated by spaces."""
     source = _text_or_input(text)
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
-    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
+    with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
         ids = client.tokenize(source, model=model, add_special_tokens=special_tokens)
         print(as_json(ids) if json_output else " ".join(map(str, ids)))
 
@@ -225,6 +228,7 @@ def tokenize(
 def models(
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    api_key: flags.ApiKey = None,
     tls: flags.UseTls = False,
     ca_file: flags.CaFile = None,
     cert_file: flags.CertFile = None,
@@ -234,7 +238,7 @@ def models(
 ) -> None:
     """Lists what is served: lengths in tokens, engine replicas connected now."""
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
-    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
+    with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
         served = client.models()
         if json_output:
             print(as_json(served))
@@ -247,6 +251,7 @@ def health(
     service: Annotated[str, typer.Argument(help="A gRPC service's full name. Unset: the server.")] = "",
     target: flags.Target = DEFAULT_TARGET,
     timeout: flags.Timeout = None,
+    api_key: flags.ApiKey = None,
     tls: flags.UseTls = False,
     ca_file: flags.CaFile = None,
     cert_file: flags.CertFile = None,
@@ -256,7 +261,7 @@ def health(
 ) -> None:
     """Asks the standard health check; exit code 0 only when it is serving."""
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
-    with exit_codes(), Client(target, timeout=timeout, tls=security) as client:
+    with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
         state = client.health(service)
         print(as_json(state) if json_output else state.status.value)
         if not state.serving:

@@ -60,6 +60,14 @@ ServerName = Annotated[
         rich_help_panel=_TLS,
     ),
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="TOKENWIRE_API_KEY",
+        help="Who asks, where the service wants to know. Best as the variable: others can see flags.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", help="Seconds that the call may take. Unset: no limit."),

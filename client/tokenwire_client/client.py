@@ -30,6 +30,7 @@ from tokenwire_client.channels import (
     STREAMS_PER_CONNECTION,
     LinkPool,
     addresses_of,
+    key_metadata,
 )
 from tokenwire_client.errors import Cancelled, ErrorCode, Unavailable
 from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check_timeout
@@ -55,7 +56,8 @@ class AsyncClient:
 
     `target` is any gRPC name ("host:port", "dns:///name:port", "unix:path"), or several for services that serve the
     same: a call that one of them cannot serve goes to another, as long as nothing of the answer has come. Connections
-    are encrypted with `tls`. `timeout`, in seconds, is the deadline of each call that gives none; None is no deadline,
+    are encrypted with `tls`. `api_key` says who asks, where the service wants to know; without `tls` others on the
+    network can read it. `timeout`, in seconds, is the deadline of each call that gives none; None is no deadline,
     `math.inf` in a call overrides it. Every method raises subclasses of TokenwireError; InvalidRequest is raised before
     anything is sent when a value cannot go on the wire.
     """
@@ -65,6 +67,7 @@ class AsyncClient:
         target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         tls: Tls | None = None,
+        api_key: str | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = DEFAULT_RETRIES,
         streams_per_connection: int = STREAMS_PER_CONNECTION,
@@ -72,6 +75,7 @@ class AsyncClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tls = tls
+        self._metadata = key_metadata(api_key)
         self._timeout = check_timeout(timeout)
         self._retry = retry
         self._clock = clock
@@ -97,7 +101,7 @@ class AsyncClient:
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
-            return OpenCall(lease.link.service.Generate(request, timeout=remaining), lease)
+            return OpenCall(lease.link.service.Generate(request, timeout=remaining, metadata=self._metadata), lease)
 
         return self._stream(start, timeout, new_assembly(sampling))
 
@@ -130,7 +134,7 @@ class AsyncClient:
 
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
-            return OpenCall(lease.link.service.Chat(request, timeout=remaining), lease)
+            return OpenCall(lease.link.service.Chat(request, timeout=remaining, metadata=self._metadata), lease)
 
         return self._stream(start, timeout, new_assembly(sampling, tools))
 
@@ -149,7 +153,9 @@ class AsyncClient:
         """Token ids of a text, or of a conversation rendered by the model's template."""
         rendering = convert.Rendering(add_generation_prompt, continue_final_message, tools, chat_template)
         request = convert.tokenize_request(source, rendering, model=model, add_special_tokens=add_special_tokens)
-        answer = await self._ask(lambda link, left: link.service.Tokenize(request, timeout=left), timeout)
+        answer = await self._ask(
+            lambda link, left: link.service.Tokenize(request, timeout=left, metadata=self._metadata), timeout
+        )
         return tuple(answer.token_ids)
 
     async def detokenize(
@@ -162,13 +168,17 @@ class AsyncClient:
     ) -> str:
         """The text of token ids."""
         request = convert.detokenize_request(token_ids, model=model, skip_special_tokens=skip_special_tokens)
-        answer = await self._ask(lambda link, left: link.service.Detokenize(request, timeout=left), timeout)
+        answer = await self._ask(
+            lambda link, left: link.service.Detokenize(request, timeout=left, metadata=self._metadata), timeout
+        )
         return answer.text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """What is served."""
         request = pb.ListModelsRequest()
-        answer = await self._ask(lambda link, left: link.service.ListModels(request, timeout=left), timeout)
+        answer = await self._ask(
+            lambda link, left: link.service.ListModels(request, timeout=left, metadata=self._metadata), timeout
+        )
         return convert.models_from(answer)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> Health:

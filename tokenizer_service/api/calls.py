@@ -18,6 +18,8 @@ from tokenizer_service.engines.messages import Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.events import Completed
+from tokenizer_service.tenants.gate import Gate
+from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
 _log = structlog.get_logger()
 RequestT = TypeVar("RequestT")
@@ -42,6 +44,7 @@ class Call:
     clock: Callable[[], float]
     started: float
     deadline: float | None
+    tenant: Tenant = ANONYMOUS
     request_id: str = ""
     prompt_tokens: int | None = None
     tokens: int = 0
@@ -79,7 +82,9 @@ class Call:
 
     def fields(self) -> dict[str, Any]:
         """What the log line says: counts and times, never text."""
-        seconds = {"seconds": round(self.clock() - self.started, 6)}
+        seconds: dict[str, Any] = {"seconds": round(self.clock() - self.started, 6)}
+        if self.tenant.name:
+            seconds["tenant"] = self.tenant.name
         if self.prompt_tokens is None:
             return seconds
         first = None if self.first_token_at is None else round(self.first_token_at - self.started, 6)
@@ -100,6 +105,7 @@ class CallRunner:
 
     admission: Admission
     metrics: TokenizerMetrics
+    gate: Gate
 
     async def run(
         self,
@@ -109,7 +115,13 @@ class CallRunner:
         body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
     ) -> ResponseT:
         """`body`'s answer; or ends the call with the status of its refusal."""
-        outcome = await self.serve(self._new_call(method, context), request, body)
+        call = self._new_call(method, context)
+        tenant = self.gate.identify(authorization(context), certificate_names(context))
+        if isinstance(tenant, Refusal):
+            self.record(call, tenant.code.name)
+            await abort(context, tenant)
+        call.tenant = tenant
+        outcome = await self.serve(call, request, body)
         if isinstance(outcome, Refusal):
             await abort(context, outcome)
         return outcome
@@ -123,7 +135,9 @@ class CallRunner:
         """`body`'s answer or why there is none, whatever the transport. Counts and logs the outcome once."""
         code = RefusalCode.CANCELLED.name
         try:
-            outcome = await self._outcome(call, request, body)
+            outcome = await self._within_quota(call, request, body)
+            if isinstance(outcome, Refusal) and outcome.quota is not None:
+                self.metrics.tenants.refused(call.tenant.name, outcome.quota.limit)
             code = outcome.code.name if isinstance(outcome, Refusal) else "OK"
         except asyncio.CancelledError:
             if call.deadline is not None and call.clock() >= call.deadline - _DEADLINE_TOLERANCE_S:
@@ -139,6 +153,21 @@ class CallRunner:
         remaining = context.time_remaining()
         bounded = remaining is not None and remaining < _LONGEST_DEADLINE_S
         return Call(method, self.metrics, clock, now, now + remaining if remaining and bounded else None)
+
+    async def _within_quota(
+        self,
+        call: Call,
+        request: RequestT | Malformed,
+        body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
+    ) -> ResponseT | Refusal:
+        """A place among the tenant's requests comes before one among all."""
+        refusal = self.gate.quotas.enter(call.tenant)
+        if refusal is not None:
+            return refusal
+        try:
+            return await self._outcome(call, request, body)
+        finally:
+            self.gate.quotas.of(call.tenant).leave(call.clock() - call.started)
 
     async def _outcome(
         self,
@@ -174,7 +203,22 @@ class CallRunner:
             self.metrics.request_seconds.observe(call.clock() - call.started)
             self.metrics.prompt_tokens.inc(call.prompt_tokens)
             self.metrics.generated_tokens.inc(call.completion_tokens)
+        if call.tenant.name:
+            self.metrics.tenants.ended(call.tenant.name, code, call.prompt_tokens or 0, call.completion_tokens)
         _log.info("request_end", method=call.method, code=code, request_id=call.request_id, **call.fields())
+
+
+def authorization(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    """The values of that metadata key."""
+    pairs = context.invocation_metadata() or ()
+    return [str(value) for key, value in pairs if key == "authorization" and isinstance(value, str)]
+
+
+def certificate_names(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    """Of a client that showed a certificate which was verified; the alternatives before the common name."""
+    facts = context.auth_context()
+    names = [*facts.get("x509_subject_alternative_name", ()), *facts.get("x509_common_name", ())]
+    return [name.decode(errors="replace") for name in names]
 
 
 def _malformed(request: Malformed) -> Refusal:

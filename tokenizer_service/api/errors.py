@@ -18,11 +18,13 @@ def status_code(code: RefusalCode) -> grpc.StatusCode:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:
-    """Ends the call with the refusal's status, BadRequest and RetryInfo details."""
+    """Ends the call with the refusal's status, BadRequest, RetryInfo and QuotaFailure details."""
+    quota = refusal.quota
     await statuses.abort(
         context,
         status_code(refusal.code),
         refusal.message,
         field_violations=[(item.field, item.description) for item in refusal.violations],
         retry_after_s=refusal.retry_after_s,
+        quota=None if quota is None else (quota.subject, f"{quota.limit}: {quota.description}"),
     )

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from service_runtime.metrics import Deferred
+from tokenizer_service.api.tenant_metrics import TenantMetrics
 from tokenizer_service.engines.choice import Reason
 
 _PREFIX = "tokenwire_tokenizer"
@@ -24,6 +25,7 @@ class TokenizerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.tenants = TenantMetrics(registry)
         self._gaps: Deferred[float] = Deferred(registry, self._observe_gaps)
         self._active = self._gauge("active_requests", "Requests being served, of all methods.")
         self.requests = Counter(

@@ -53,6 +53,8 @@ def submit_message(handle: int, submission: TokenSubmission, now: float) -> engi
         request.priority = submission.priority
     if submission.resumed_token_ids:
         request.resumed_token_ids.extend(submission.resumed_token_ids)
+    if submission.tenant:
+        request.tenant, request.weight = submission.tenant, submission.weight
     return message
 
 

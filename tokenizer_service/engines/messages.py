@@ -94,6 +94,8 @@ class TokenSubmission:
     priority: int | None = None
     resumed_token_ids: Sequence[int] = ()
     """Tokens of its one sample that another engine has generated."""
+    tenant: str = ""
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,7 @@ class ModelInfo:
     """What an engine says of its model when a session opens. Lengths in tokens.
 
     `default_sampling` is used where a request leaves a field unset. `block_size`: tokens per KV block, 0: unknown.
-    `default_sampling` is used where a request leaves a field unset. Models with the same `weights_fingerprint` give
-    the same tokens.
+    Models with the same `weights_fingerprint` give the same tokens.
     """
 
     name: str

@@ -37,6 +37,15 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaBreach:
+    """Whose limit, which one, and the numbers."""
+
+    subject: str
+    limit: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Words for the client: numbers yes; paths, class names and tracebacks no."""
 
@@ -44,6 +53,7 @@ class Refusal:
     message: str
     violations: tuple[Violation, ...] = ()
     retry_after_s: float | None = None
+    quota: QuotaBreach | None = None
 
 
 def invalid(violations: tuple[Violation, ...]) -> Refusal:

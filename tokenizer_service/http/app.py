@@ -26,13 +26,13 @@ from tokenizer_service.http.errors import HttpError
 from tokenizer_service.http.exchange import Exchange, ExchangeLimits, Receive, Scope, Send
 from tokenizer_service.http.generations import Generations
 from tokenizer_service.http.guard import Guard, HttpMetrics
-from tokenizer_service.http.keys import ApiKeys
 from tokenizer_service.http.page import Page
 from tokenizer_service.http.plain_calls import PlainCalls
 from tokenizer_service.http.readers import Readers
 from tokenizer_service.http.response_fields import ResponseFields
 from tokenizer_service.http.service_endpoints import ServiceEndpoints, error_response
 from tokenizer_service.http.text_endpoints import TextEndpoints
+from tokenizer_service.tenants.gate import Gate
 
 _log = structlog.get_logger()
 
@@ -46,14 +46,14 @@ class HttpParts:
     is_ready: Callable[[], bool]
     clock: Callable[[], float]
     limits: ExchangeLimits
-    keys: ApiKeys
+    gate: Gate
     cors_origins: Sequence[str]
 
 
 def build_app(parts: HttpParts) -> ASGIApp:
     routes = _routes(parts)
     metrics = HttpMetrics(parts.registry, [route.path for route in routes])
-    middleware = [Middleware(Guard, keys=parts.keys, metrics=metrics, new_id=parts.generations.intake.new_id)]
+    middleware = [Middleware(Guard, gate=parts.gate, metrics=metrics, new_id=parts.generations.intake.new_id)]
     if parts.cors_origins:
         cors = Middleware(
             CORSMiddleware,

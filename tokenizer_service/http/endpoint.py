@@ -89,19 +89,21 @@ class GenerationEndpoint(Generic[FieldsT]):
         if isinstance(deadline, HttpError):
             await exchange.fail(deadline)
             return
-        generation = await self._read(fields, exchange.request_id)
+        generation = await self._read(fields, exchange)
         if isinstance(generation, HttpError):
             await exchange.fail(generation)
             return
-        job = Job(self.method, generation.drafts, deadline)
+        job = Job(self.method, generation.drafts, deadline, exchange.tenant)
         if generation.stream is not None:
             await self._stream(exchange, job, generation.stream, generation.names)
         elif generation.answer is not None:
             await self._answer(exchange, job, generation.answer, generation.names)
 
-    async def _read(self, fields: FieldsT, request_id: str) -> Generation | HttpError:
-        with self.generations.place_to_read(self.method) as refusal:
-            return await self.read(fields, request_id) if refusal is None else http_error(refusal, FieldNames())
+    async def _read(self, fields: FieldsT, exchange: Exchange) -> Generation | HttpError:
+        with self.generations.place_to_read(self.method, exchange.tenant) as refusal:
+            if refusal is not None:
+                return http_error(refusal, FieldNames())
+            return await self.read(fields, exchange.request_id)
 
     async def _stream(
         self, exchange: Exchange, job: Job, shape: StreamShape, names: Callable[[int], FieldNames]

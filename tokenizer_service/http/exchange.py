@@ -16,12 +16,15 @@ from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http
 from tokenizer_service.http.fields import FieldsT, read_fields
 from tokenizer_service.http.json_body import BodyLimits, ClientLeft, parse_object, read_body
 from tokenizer_service.sessions.encode_pool import EncodePool
+from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 T = TypeVar("T")
 
+TENANT = "tokenwire.tenant"  # what the scope says of who asks
+PEER_NAMES = "tokenwire.peer_names"  # the connection's extension that gives the names in the client's certificate
 ABORT = "tokenwire.abort"  # the connection's extension that cuts it off at once
 LONGEST_TIMEOUT_S = 86_400.0
 _LARGE_BODY = 32 * 1024
@@ -56,6 +59,11 @@ class Exchange:
     def request_id(self) -> str:
         """The client's own id of the request, "" for none."""
         return self.headers.get(REQUEST_ID, "")
+
+    @property
+    def tenant(self) -> Tenant:
+        found: Tenant = self.scope.get(TENANT, ANONYMOUS)
+        return found
 
     def deadline(self, now: float) -> float | HttpError | None:
         """The reading of the loop's clock at which the client gives up, as it said."""

@@ -16,6 +16,7 @@ from tokenizer_service.sessions.events import Completed, Failed, TextDelta
 from tokenizer_service.sessions.intake import Intake
 from tokenizer_service.sessions.request import RequestDraft
 from tokenizer_service.sessions.session import TextSession
+from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
 Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[None]]
 
@@ -35,6 +36,7 @@ class Job:
     method: str
     drafts: Sequence[RequestDraft]
     deadline: float | None
+    tenant: Tenant = ANONYMOUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,11 @@ class Generations:
     intake: Intake
 
     @contextmanager
-    def place_to_read(self, method: str) -> Iterator[Refusal | None]:
+    def place_to_read(self, method: str, tenant: Tenant) -> Iterator[Refusal | None]:
         """A place among the requests while one is read, which may encode and decode texts; or why there is none."""
         with self.runner.admission.place() as refusal:
             if refusal is not None:
-                self.runner.record(self._new_call(method, None), refusal.code.name)
+                self.runner.record(self._new_call(method, None, tenant), refusal.code.name)
             yield refusal
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
@@ -68,14 +70,14 @@ class Generations:
     async def _serve(
         self, job: Job, place: int, consume: Consumer, barrier: asyncio.Barrier | None
     ) -> PlacedRefusal | None:
-        call = self._new_call(job.method, job.deadline)
+        call = self._new_call(job.method, job.deadline, job.tenant)
         body = partial(self._generate, partial(consume, place), barrier)
         refusal = await self.runner.serve(call, job.drafts[place], body)
         return None if refusal is None else PlacedRefusal(place, refusal)
 
-    def _new_call(self, method: str, deadline: float | None) -> Call:
+    def _new_call(self, method: str, deadline: float | None, tenant: Tenant) -> Call:
         clock = asyncio.get_running_loop().time
-        return Call(method, self.runner.metrics, clock, clock(), deadline)
+        return Call(method, self.runner.metrics, clock, clock(), deadline, tenant)
 
     async def _generate(
         self,

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: its id, its API key, one count of its answer.
+"""What every HTTP request passes: its id, who asks, one count of its answer.
 
 Must not know: what the endpoints do.
 """
@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
+from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.exchange import REQUEST_ID, Receive, Scope, Send
-from tokenizer_service.http.keys import ApiKeys
+from tokenizer_service.http.exchange import PEER_NAMES, REQUEST_ID, TENANT, Receive, Scope, Send
+from tokenizer_service.tenants.gate import MISSING_KEY, Gate
 
 _log = structlog.get_logger()
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
@@ -44,14 +45,14 @@ class Guard:
     """ASGI middleware around everything. `new_id` names requests that came without an id."""
 
     app: ASGIApp
-    keys: ApiKeys
+    gate: Gate
     metrics: HttpMetrics
     new_id: Callable[[], str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id = headers.get(REQUEST_ID, "")
-        error = _check_id(request_id) or self._check_key(scope, headers)
+        error = _check_id(request_id) or self._identify(scope, headers)
         shown = self.new_id() if not request_id or error is not None else request_id
 
         async def send_noted(message: Message) -> None:
@@ -68,17 +69,17 @@ class Guard:
         scope["headers"].append((REQUEST_ID.encode(), shown.encode()))
         await self.app(scope, receive, send_noted)
 
-    def _check_key(self, scope: Scope, headers: Headers) -> HttpError | None:
+    def _identify(self, scope: Scope, headers: Headers) -> HttpError | None:
+        """Notes the tenant in the scope."""
         # A preflight cannot carry a key.
-        if self.keys.is_open or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not key:
-            text = "an API key is needed: send it as the header 'Authorization: Bearer KEY'"
-            return HttpError(401, text, code="missing_api_key", headers={"www-authenticate": "Bearer"})
-        if not self.keys.accept(key.strip()):
-            text = "the API key is not valid"
-            return HttpError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        names = scope.get("extensions", {}).get(PEER_NAMES)
+        found = self.gate.identify(headers.getlist("authorization"), names() if names is not None else ())
+        if isinstance(found, Refusal):
+            code = "missing_api_key" if found is MISSING_KEY else "invalid_api_key"
+            return HttpError(401, found.message, code=code, headers={"www-authenticate": "Bearer"})
+        scope[TENANT] = found
         return None
 
 

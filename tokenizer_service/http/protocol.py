@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.exchange import ABORT
+from tokenizer_service.http.exchange import ABORT, PEER_NAMES
 
 _LINGER_S = 1.0
 _UPGRADE = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE)
@@ -71,10 +71,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # No server is asked for this extension but ours: it ends the connection without sending what is buffered.
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        # No server is asked for these extensions but ours. The first ends the connection without sending what is
+        # buffered; the second tells who the client is, where it had to show a certificate.
+        self.scope["extensions"] = {ABORT: self.transport.abort, PEER_NAMES: self._peer_names}  # type: ignore[dict-item]
         if self._header_timer is None:
             self._await_headers()
+
+    def _peer_names(self) -> list[str]:
+        """The names in the client's verified certificate: the alternatives before the common name."""
+        certificate = self.transport.get_extra_info("peercert") or {}
+        names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")]
+        subject = [pair for part in certificate.get("subject", ()) for pair in part]
+        return [*names, *(value for kind, value in subject if kind == "commonName")]
 
     def on_headers_complete(self) -> None:
         self._headers_done()

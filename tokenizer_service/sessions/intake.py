@@ -5,7 +5,7 @@ Must not know: grpc, protobuf, HTTP, how events are delivered.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tokenizer_service.engines.refusal import Refusal
@@ -16,6 +16,8 @@ from tokenizer_service.sessions.request import RequestDraft, TextRequest
 from tokenizer_service.sessions.session import SessionObserver, TextSession
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.sessions.validation import RequestRules, check_model, validate_request
+from tokenizer_service.tenants.quota import Quota, Quotas
+from tokenizer_service.tenants.tenant import Tenant
 
 
 class Caller(SessionObserver, Protocol):
@@ -24,9 +26,15 @@ class Caller(SessionObserver, Protocol):
     `deadline` is a reading of the event loop's clock (seconds), None for no deadline.
     """
 
+    tenant: Tenant
     deadline: float | None
     request_id: str
     prompt_tokens: int | None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Delivered so far, of all samples."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class Intake:
 
     texts: TextService
     admission: Admission
+    quotas: Quotas
     sessions: LiveSessions
     model_name: str
     new_id: Callable[[], str]
@@ -46,7 +55,7 @@ class Intake:
     @asynccontextmanager
     async def open(self, draft: RequestDraft, caller: Caller) -> AsyncIterator[TextSession | Refusal]:
         """The session of the draft, closed after the block, or why there is none. Its id is taken until then."""
-        request = self._validate(draft, caller.deadline)
+        request = self._validate(draft, caller)
         if isinstance(request, Refusal):
             yield request
             return
@@ -55,8 +64,9 @@ class Intake:
         if refusal is not None:
             yield refusal
             return
+        tokens = _TokenHold(self.quotas.of(caller.tenant), caller)
         try:
-            session = await self.texts.open(request, caller)
+            session = await self.texts.open(request, caller, tokens.reserve)
             if isinstance(session, Refusal):
                 yield session
                 return
@@ -64,11 +74,43 @@ class Intake:
             with self.sessions.keep(session):
                 yield session
         finally:
+            tokens.settle()
             self.admission.release_id(request.request_id)
 
-    def _validate(self, draft: RequestDraft, deadline: float | None) -> TextRequest | Refusal:
+    def _validate(self, draft: RequestDraft, caller: Caller) -> TextRequest | Refusal:
         model = self.texts.router.model()
         if model is None:
             return check_model(draft.model, self.model_name) or no_engine()
         rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
-        return validate_request(draft, rules, new_id=self.new_id(), deadline=deadline)
+        request = validate_request(draft, rules, new_id=self.new_id(), deadline=caller.deadline)
+        return request if isinstance(request, Refusal) else _of_tenant(request, caller.tenant)
+
+
+@dataclass(slots=True)
+class _TokenHold:
+    """The tokens that a request may take, from the moment that its prompt is known until its end."""
+
+    quota: Quota
+    caller: Caller
+    reserved: int = 0
+
+    def reserve(self, prompt_tokens: int, completion_tokens: int) -> Refusal | None:
+        refusal = self.quota.reserve(self.caller.tenant, prompt_tokens, completion_tokens)
+        if refusal is None:
+            self.reserved = prompt_tokens + completion_tokens
+        return refusal
+
+    def settle(self) -> None:
+        """A request that no engine took has used nothing."""
+        used = (self.caller.prompt_tokens or 0) + self.caller.completion_tokens
+        self.quota.settle(self.reserved, used)
+
+
+def _of_tenant(request: TextRequest, tenant: Tenant) -> TextRequest | Refusal:
+    """The request with its tenant's name, weight, priority and part of the prefix cache."""
+    priority = tenant.resolve_priority(request.options.priority)
+    if isinstance(priority, Refusal):
+        return priority
+    salt = tenant.cache_salt(request.options.cache_salt)
+    options = replace(request.options, priority=priority, cache_salt=salt)
+    return replace(request, options=options, tenant=tenant.name, weight=tenant.weight)

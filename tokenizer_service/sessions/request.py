@@ -77,10 +77,13 @@ class RequestDraft:
 class TextRequest:
     """A generation request in which every field is in range.
 
-    `deadline` is a reading of the event loop's clock (seconds), None for no deadline.
+    `deadline` is a reading of the event loop's clock (seconds), None for no deadline. `weight` is the part of a busy
+    engine that `tenant` has.
     """
 
     request_id: str
     prompt: Prompt
     options: GenerationOptions
     deadline: float | None
+    tenant: str = ""
+    weight: int = 1

@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from tokenizer_service.engines.failover import Failover
-from tokenizer_service.engines.messages import ModelInfo, TokenSubmission
+from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission
 from tokenizer_service.engines.refusal import (
     Refusal,
     RefusalCode,
@@ -32,6 +32,8 @@ from tokenizer_service.text.tool_formats import call_id
 
 _log = structlog.get_logger()
 T = TypeVar("T")
+Reserve = Callable[[int, int], Refusal | None]
+"""Is told the tokens of the prompt and those that may be generated; says whether the client may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class TextService:
     new_seed: Callable[[], int]
     observe_encode: Callable[[float], None]
 
-    async def open(self, request: TextRequest, observer: SessionObserver) -> TextSession | Refusal:
+    async def open(self, request: TextRequest, observer: SessionObserver, reserve: Reserve) -> TextSession | Refusal:
         """Encodes the prompt and hands the request to an engine. The caller must close the session."""
         model = self.router.model()
         if model is None:
@@ -60,7 +62,9 @@ class TextService:
             return deadline_passed()
         if isinstance(token_ids, Refusal):
             return token_ids
-        refusal = check_length(request.prompt.FIELD, len(token_ids), model)
+        refusal = check_length(request.prompt.FIELD, len(token_ids), model) or reserve(
+            len(token_ids), _most_tokens(request.options.sampling, len(token_ids), model)
+        )
         return refusal or self._start(request, token_ids, model, observer)
 
     async def encode(self, prompt: Prompt, model: ModelInfo) -> list[int] | Refusal:
@@ -124,6 +128,8 @@ class TextService:
             deadline=request.deadline,
             cache_salt=options.cache_salt,
             priority=options.priority,
+            tenant=request.tenant,
+            weight=request.weight,
         )
         return session.start(partial(self.failover.submit, submission)) or session
 
@@ -136,6 +142,12 @@ class TextService:
 
     def _new_call_id(self) -> str:
         return call_id(self.encoder.tool_format, self.new_seed())
+
+
+def _most_tokens(sampling: SamplingOptions, prompt_tokens: int, model: ModelInfo) -> int:
+    """That may be generated, all samples together."""
+    room = model.max_model_len - prompt_tokens
+    return sampling.num_samples * (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
 
 
 def check_length(field: str, num_tokens: int, model: ModelInfo) -> Refusal | None:

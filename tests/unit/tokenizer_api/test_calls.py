@@ -8,11 +8,15 @@ from tokenizer_service.engines.messages import FinishReason, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.events import Completed
+from tokenizer_service.tenants.gate import Gate
+from tokenizer_service.tenants.quota import Quotas
+from tokenizer_service.tenants.tenant import TenantTable
 
 
 async def test_tokens_of_a_sample_that_did_not_end_are_counted_beside_those_of_one_that_did() -> None:
     registry = CollectorRegistry()
-    runner = CallRunner(Admission(max_requests=1), TokenizerMetrics(registry))
+    gate = Gate(TenantTable, Quotas(lambda: 0.0, 1))
+    runner = CallRunner(Admission(max_requests=1), TokenizerMetrics(registry), gate)
     call = Call("Generate", runner.metrics, lambda: 0.0, 0.0, None)
 
     async def body(_request: None, call: Call) -> Refusal:

@@ -8,6 +8,7 @@ import pytest
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid, invalid_field
 from tokenizer_service.http.errors import FieldNames, http_error
 from tokenizer_service.http.keys import ApiKeys, BadKeys
+from tokenizer_service.tenants.tenant import ANONYMOUS, TenantTable
 
 RENAMED = {"max_tokens": "max_completion_tokens", "token_ids.ids": "prompt[1]", "text": "prompt"}
 NAMES = FieldNames(RENAMED, {"tool_choice.mode": "tool_choice"}, wraps_functions=True).with_structure("guided_json")
@@ -53,10 +54,12 @@ def test_keys_plain_and_hashed(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\n{hashlib.sha256(b'two').hexdigest().upper()}  # second\n")
     keys = ApiKeys.load(["one"], str(file))
-    assert [keys.accept(key) for key in ("one", "two", "three", "", "One")] == [True, True, False, False, False]
-    assert not keys.is_open
+    table = TenantTable().with_keys(keys.digests)
+    found = [table.by_key(key) for key in ("one", "two", "three", "", "One")]
+    assert found == [ANONYMOUS, ANONYMOUS, None, None, None]
+    assert not table.is_open
     assert b"one" not in keys.digests
-    assert ApiKeys().accept("anything")
+    assert TenantTable().with_keys(ApiKeys().digests).is_open
 
 
 @pytest.mark.parametrize("content", ["", "# nothing", "secret-in-plain-text", "ab" * 31, "\xff\xfe"])

@@ -1,0 +1,203 @@
+"""Tenants over gRPC and HTTP: keys, limits, what reaches the engine, metrics; over real sockets."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from tests.fixtures import fake_engine as fe
+from tests.fixtures.http_calls import CHAT, body_of, error_of, http
+from tests.fixtures.tokenizer_app import Service, collect, default_model, failure, ids_request, running
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire_client import AsyncClient, Sampling, Unauthenticated
+
+
+def sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def entry(name: str, **more: Any) -> str:
+    fields = {"name": f'"{name}"', "key_sha256": f'["{sha(name + "-key")}"]'} | {k: str(v) for k, v in more.items()}
+    return "[[tenant]]\n" + "\n".join(f"{key} = {value}" for key, value in fields.items()) + "\n"
+
+
+def tenants(path: Path, *entries: str) -> Path:
+    file = path / "tenants.toml"
+    file.write_text("\n".join(entries))
+    return file
+
+
+def key(name: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {name}-key"),)
+
+
+async def script(request: fe.FakeRequest) -> None:
+    await request.play([1000, 1001], eos=2)
+
+
+def detail(error: grpc.aio.AioRpcError, kind: Any) -> Any:
+    status = rpc_status.from_call(error)
+    assert status is not None
+    found = kind()
+    assert [item.Unpack(found) for item in status.details].count(True) == 1
+    return found
+
+
+async def generate(service: Service, name: str, **options: Any) -> Any:
+    return await collect(service.stub.Generate(ids_request([1, 2, 3], **options), metadata=key(name)))
+
+
+async def test_the_same_keys_protect_grpc_and_http(tmp_path: Path) -> None:
+    file = tenants(tmp_path, entry("a"), entry("b"))
+    async with running(default_model(), script, tenants=file, api_key=("plain",)) as service, http(service) as client:
+        calls = (
+            service.stub.ListModels(pb.ListModelsRequest()),
+            service.stub.Generate(ids_request([1])),
+            service.stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=(("authorization", "Bearer wrong"),)),
+        )
+        for call in calls:
+            assert (await failure(call)).code() is grpc.StatusCode.UNAUTHENTICATED
+        assert await service.health() == 1  # open
+        await generate(service, "a")
+        plain = (("authorization", "Bearer plain"),)
+        await collect(service.stub.Generate(ids_request([1]), metadata=plain))
+        error_of(await client.post(CHAT, json=body_of(CHAT)), 401)
+        for name in ("a-key", "plain"):
+            answer = await client.post(CHAT, json=body_of(CHAT), headers={"authorization": f"Bearer {name}"})
+            assert answer.status_code == 200
+        assert service.outcomes()["Generate", "UNAUTHENTICATED"] == 1
+        assert service.metric("tenant_requests_total", tenant="a", code="OK") == 2
+
+
+async def test_the_client_library_sends_its_key(tmp_path: Path) -> None:
+    file = tenants(tmp_path, entry("a"))
+    async with running(default_model(), script, tenants=file) as service:
+        target = f"127.0.0.1:{service.app.port}"
+        async with AsyncClient(target, api_key="a-key") as client:
+            assert (await client.generate([1, 2], Sampling(max_tokens=4)).result()).token_ids[:2] == (1000, 1001)
+            assert await client.tokenize("x")
+        async with AsyncClient(target) as stranger:
+            assert (await stranger.health()).serving
+            with pytest.raises(Unauthenticated, match="API key"):
+                await stranger.models()
+
+
+async def test_what_the_engine_is_told(tmp_path: Path) -> None:
+    """Tenant, weight, priority and a salt of its own; a tenant that shares the common cache has the client's salt."""
+    file = tenants(
+        tmp_path, entry("a", weight=7, priority=3), entry("b", share_prefix_cache="true"), entry("c", min_priority=-5)
+    )
+    seen: list[Any] = []
+
+    async def note(request: fe.FakeRequest) -> None:
+        seen.append(request.message)
+        await request.play([1000], eos=2)
+
+    async with running(default_model(), note, tenants=file) as service:
+        await generate(service, "a", cache_salt="s")
+        await generate(service, "a")
+        await generate(service, "b", cache_salt="s")
+        await generate(service, "c", priority=-5)
+        error = await failure(service.stub.Generate(ids_request([1], priority=2), metadata=key("a")))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "options.priority"
+    assert [(m.tenant, m.weight, m.priority) for m in seen] == [("a", 7, 3), ("a", 7, 3), ("b", 1, 0), ("c", 1, -5)]
+    assert [m.cache_salt for m in seen] == [f"tenant:a:{sha('s')}", "tenant:a:", "s", "tenant:c:"]
+
+
+async def test_without_tenants_nothing_is_told_and_nothing_is_asked() -> None:
+    seen: list[Any] = []
+
+    async def note(request: fe.FakeRequest) -> None:
+        seen.append(request.message)
+        await request.play([1000], eos=2)
+
+    async with running(default_model(), note) as service:
+        await collect(service.stub.Generate(ids_request([1, 2], cache_salt="tenant")))
+    assert not any(seen[0].HasField(name) for name in ("tenant", "weight", "priority"))
+    assert seen[0].cache_salt == "tenant"
+
+
+async def test_requests_at_once(tmp_path: Path) -> None:
+    file = tenants(tmp_path, entry("a", max_requests=2), entry("b"))
+    async with running(default_model(), fe.until_cancelled, tenants=file) as service, http(service) as client:
+        held = [service.stub.Generate(ids_request([1]), metadata=key("a")) for _ in range(2)]
+        await service.engine.wait_until(lambda: service.engine.num_live == 2)
+        error = await failure(service.stub.Generate(ids_request([1]), metadata=key("a")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToSeconds() == 1
+        (violation,) = detail(error, error_details_pb2.QuotaFailure).violations
+        assert violation.subject == "tenant:a"
+        assert "max_requests" in violation.description
+        answer = await client.post(CHAT, json=body_of(CHAT), headers={"authorization": "Bearer a-key"})
+        assert error_of(answer, 429)["code"] == "rate_limit_exceeded"
+        assert answer.headers["retry-after"] == "1"
+        other = service.stub.Generate(ids_request([1]), metadata=key("b"))
+        await service.engine.wait_until(lambda: service.engine.num_live == 3)
+        assert service.metric("tenant_active_requests", tenant="a") == 2
+        assert service.metric("tenant_refusals_total", tenant="a", limit="max_requests") == 2
+        for call in (*held, other):
+            call.cancel()
+        await service.engine.wait_until(lambda: service.engine.num_live == 0)
+        assert service.metric("tenant_active_requests", tenant="a") == 0
+        assert service.metric("tenant_tokens_in_flight", tenant="b") == 0
+
+
+async def test_tokens_per_minute_give_back_what_was_not_generated(tmp_path: Path) -> None:
+    """1,000 a minute: 3 of the prompt and 900 that may come are taken, 3 tokens (EOS too) come, 894 go back."""
+    file = tenants(tmp_path, entry("a", tokens_per_minute=1000))
+    async with running(default_model(), script, tenants=file) as service:
+        for _ in range(5):
+            await generate(service, "a", sampling={"max_tokens": 900})
+        assert service.metric("tenant_tokens_total", tenant="a", kind="generated") == 15
+        error = await failure(
+            service.stub.Generate(ids_request([1, 2, 3], sampling={"max_tokens": 998}), metadata=key("a"))
+        )
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = await failure(
+            service.stub.Generate(ids_request([1, 2, 3], sampling={"max_tokens": 990}), metadata=key("a"))
+        )
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        delay = detail(error, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds()
+        assert 0.1 <= delay <= 1.4  # 23 of 1,000 are missing
+
+
+async def test_tokens_in_flight_and_a_retry_that_succeeds(tmp_path: Path) -> None:
+    """The client library waits as long as RetryInfo says and tries again."""
+    file = tenants(tmp_path, entry("a", max_tokens_in_flight=100))
+    go = asyncio.Event()
+
+    async def wait(request: fe.FakeRequest) -> None:
+        await go.wait()
+        await request.play([1000], eos=2)
+
+    async with running(default_model(), wait, tenants=file) as service:
+        target = f"127.0.0.1:{service.app.port}"
+        async with AsyncClient(target, api_key="a-key") as client:
+            first = asyncio.create_task(client.generate([1, 2], Sampling(max_tokens=60)).result())
+            await service.engine.wait_until(lambda: service.engine.num_live == 1)
+            error = await failure(
+                service.stub.Generate(ids_request([1], sampling={"max_tokens": 60}), metadata=key("a"))
+            )
+            assert "62 tokens" in str(error.details())
+            assert service.metric("tenant_tokens_in_flight", tenant="a") == 62
+            go.set()
+            await first
+            await client.generate([1, 2], Sampling(max_tokens=60)).result()
+
+
+async def test_a_key_that_is_taken_away_is_refused_at_once(tmp_path: Path) -> None:
+    file = tenants(tmp_path, entry("a"), entry("b"))
+    async with running(default_model(), script, tenants=file) as service:
+        await generate(service, "a")
+        tenants(tmp_path, entry("b"))
+        assert (await failure(service.stub.Generate(ids_request([1]), metadata=key("a")))).code() is (
+            grpc.StatusCode.UNAUTHENTICATED
+        )
+        file.write_text("not toml [")
+        await generate(service, "b")

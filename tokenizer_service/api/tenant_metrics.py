@@ -1,0 +1,79 @@
+"""Metrics by tenant. The label is bounded: only configured tenants have a name, and past a number they are "other".
+
+Must not know: limits, how tenants are recognised.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tokenizer_service.tenants.quota import Quota
+
+MAX_NAMES = 1000
+OTHER = "other"
+_PREFIX = "tokenwire_tokenizer_tenant"
+Quotas = Callable[[], Iterable[tuple[str, Quota]]]
+
+
+class TenantMetrics:
+    """Counters of tenants with a name."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._names: set[str] = set()
+        self._requests = Counter(
+            f"{_PREFIX}_requests", "Requests ended, by gRPC status code.", ["tenant", "code"], registry=registry
+        )
+        self._refusals = Counter(
+            f"{_PREFIX}_refusals",
+            "Requests that one of its limits refused.",
+            ["tenant", "limit"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            f"{_PREFIX}_tokens", "Tokens of prompts and generated ones.", ["tenant", "kind"], registry=registry
+        )
+
+    def ended(self, tenant: str, code: str, prompt_tokens: int, generated_tokens: int) -> None:
+        name = self._label(tenant)
+        self._requests.labels(name, code).inc()
+        self._tokens.labels(name, "prompt").inc(prompt_tokens)
+        self._tokens.labels(name, "generated").inc(generated_tokens)
+
+    def refused(self, tenant: str, limit: str) -> None:
+        self._refusals.labels(self._label(tenant), limit).inc()
+
+    def watch(self, quotas: Quotas) -> None:
+        """Reads what is used now from its owner whenever it is asked for."""
+        self._registry.register(_Use(quotas, self._label))
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._names and len(self._names) >= MAX_NAMES:
+            return OTHER
+        self._names.add(tenant)
+        return tenant
+
+
+class _Use(Collector):
+    def __init__(self, quotas: Quotas, label: Callable[[str], str]) -> None:
+        self._quotas = quotas
+        self._label = label
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        active: dict[str, int] = {}
+        tokens: dict[str, int] = {}
+        for tenant, quota in self._quotas():
+            name = self._label(tenant)
+            active[name] = active.get(name, 0) + quota.active
+            tokens[name] = tokens.get(name, 0) + quota.tokens_in_flight
+        yield _gauge("active_requests", "Requests being served.", active)
+        yield _gauge("tokens_in_flight", "Tokens of their prompts and of max_tokens.", tokens)
+
+
+def _gauge(name: str, text: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["tenant"])
+    for tenant, value in values.items():
+        family.add_metric([tenant], value)
+    return family
