@@ -2,19 +2,22 @@
 
 import asyncio
 import hashlib
+import ssl
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tests.fixtures import fake_engine as fe
+from tests.fixtures.certificates import Authority
 from tests.fixtures.http_calls import CHAT, body_of, error_of, http
-from tests.fixtures.tokenizer_app import Service, collect, default_model, failure, ids_request, running
+from tests.fixtures.tokenizer_app import Service, collect, default_model, eventually, failure, ids_request, running
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenwire_client import AsyncClient, Sampling, Unauthenticated
+from tokenwire_client import NO_RETRIES, AsyncClient, Sampling, Tls, Unauthenticated
 
 
 def sha(key: str) -> str:
@@ -201,3 +204,43 @@ async def test_a_key_that_is_taken_away_is_refused_at_once(tmp_path: Path) -> No
         )
         file.write_text("not toml [")
         await generate(service, "b")
+
+
+async def test_a_certificate_says_who_it_is(tmp_path: Path) -> None:
+    """Over gRPC and HTTP; by common name and by alternative name; a key counts before it."""
+    authority = Authority(tmp_path)
+    server = authority.server("server")
+    file = tenants(
+        tmp_path,
+        '[[tenant]]\nname = "a"\ncertificate_names = ["alice"]\n',
+        '[[tenant]]\nname = "b"\ncertificate_names = ["bob@example.org"]\n',
+        entry("c"),
+    )
+    seen: list[str] = []
+
+    async def note(request: fe.FakeRequest) -> None:
+        seen.append(request.message.tenant)
+        await request.play([1000], eos=2)
+
+    tls = {"tls_cert_file": server.cert, "tls_key_file": server.key, "tls_client_ca_file": authority.ca}
+    async with running(default_model(), note, tenants=file, wait=False, **tls) as service:
+        await eventually(lambda: service.app.router.num_connected == 1)
+        for name, key_ in (("alice", None), ("bob", None), ("alice", "c-key"), ("mallory", None)):
+            mine = authority.client(name)
+            target = f"127.0.0.1:{service.app.port}"
+            async with AsyncClient(
+                target, tls=Tls(authority.ca, mine.cert, mine.key), api_key=key_, retry=NO_RETRIES
+            ) as client:
+                if name == "mallory":
+                    with pytest.raises(Unauthenticated):
+                        await client.generate([1]).result()
+                else:
+                    await client.generate([1]).result()
+        mine, stranger = authority.client("bob"), authority.client("mallory")
+        for identity, status in ((mine, 200), (stranger, 401)):
+            context = ssl.create_default_context(cafile=str(authority.ca))
+            context.load_cert_chain(identity.cert, identity.key)
+            async with httpx.AsyncClient(verify=context) as client:
+                answer = await client.post(f"https://localhost:{service.app.http_port}{CHAT}", json=body_of(CHAT))
+                assert answer.status_code == status
+    assert seen == ["a", "b", "c", "b"]
