@@ -1,4 +1,4 @@
-"""The default model in fp32, and what transformers answers to each prompt alone: the reference of this suite."""
+"""The default model in fp32, and what transformers says of each prompt alone: the reference of this suite."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,42 @@ TOPICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A prompt and how transformers in fp32 continues it greedily, alone."""
+class Expected:
+    """What a completion must say beside its token ids."""
 
-    prompt: str
-    max_tokens: int
     prompt_tokens: int
-    token_ids: tuple[int, ...]
     text: str
+
+
+class Reference:
+    """transformers in fp32, each prompt alone: it confirms a greedy completion in one pass instead of writing it.
+
+    Token i is the greedy one exactly when it has the largest of the logits after the prompt and the tokens before
+    it; one pass over both gives those of all places.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._confirmed: dict[tuple[str, int, tuple[int, ...]], Expected] = {}
+
+    def confirm(self, prompt: str, max_tokens: int, token_ids: tuple[int, ...]) -> Expected:
+        """Fails unless `token_ids` are the greedy tokens after `prompt`, up to `max_tokens` or the end token."""
+        key = (prompt, max_tokens, token_ids)
+        if key not in self._confirmed:
+            self._confirmed[key] = self._compare(*key)
+        return self._confirmed[key]
+
+    def _compare(self, prompt: str, max_tokens: int, token_ids: tuple[int, ...]) -> Expected:
+        prompt_ids = self._tokenizer(prompt)["input_ids"]
+        end = self._model.generation_config.eos_token_id
+        assert end not in token_ids[:-1]
+        assert len(token_ids) == max_tokens or (0 < len(token_ids) < max_tokens and token_ids[-1] == end)
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([[*prompt_ids, *token_ids[:-1]]])).logits[0, len(prompt_ids) - 1 :]
+        assert logits.argmax(-1).tolist() == list(token_ids)
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Expected(len(prompt_ids), text)
 
 
 def mixed_prompts(count: int) -> list[tuple[str, int]]:
@@ -43,18 +71,5 @@ def default_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cases(default_folder: Path) -> list[Case]:
-    """32 prompts with their reference texts, each computed alone."""
-    tokenizer = AutoTokenizer.from_pretrained(default_folder)
-    model = AutoModelForCausalLM.from_pretrained(default_folder, dtype=torch.float32).eval()
-    return [_reference(model, tokenizer, prompt, max_tokens) for prompt, max_tokens in mixed_prompts(32)]
-
-
-def _reference(model: torch.nn.Module, tokenizer: object, prompt: str, max_tokens: int) -> Case:
-    encoded = tokenizer(prompt, return_tensors="pt")  # type: ignore[operator]
-    with torch.inference_mode():
-        output = model.generate(**encoded, do_sample=False, max_new_tokens=max_tokens)  # type: ignore[operator]
-    length = encoded["input_ids"].shape[1]
-    generated = output[0, length:].tolist()
-    text = tokenizer.decode(generated, skip_special_tokens=True, clean_up_tokenization_spaces=False)  # type: ignore[attr-defined]
-    return Case(prompt, max_tokens, length, tuple(generated), text)
+def reference(default_folder: Path) -> Reference:
+    return Reference(default_folder)

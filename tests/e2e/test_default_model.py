@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Case, mixed_prompts
+from tests.e2e.conftest import Reference, mixed_prompts
 from tests.fixtures.stack import running_stack
 from tokenwire_client import AsyncClient, Completion, FinishReason, Message, Sampling
 
-# The references of 32 prompts are part of the first test's set-up: minutes on a busy machine.
+# The first test also confirms 32 completions with transformers: a minute on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
 # All prompts enter as fast as the pool takes them, so that it is full before the first request ends.
@@ -28,27 +28,28 @@ SMALL_POOL_LENGTH = ("--max-model-len", "1000")
     ],
 )
 async def test_32_concurrent_requests_equal_transformers(
-    cases: list[Case], default_folder: Path, tmp_path: Path, flags: tuple[str, ...], preempts: bool
+    reference: Reference, default_folder: Path, tmp_path: Path, flags: tuple[str, ...], preempts: bool
 ) -> None:
     engine_flags = ("--dtype", "float32", *flags)
     async with (
         running_stack(default_folder, tmp_path, engine_flags=engine_flags) as stack,
         AsyncClient(stack.target) as client,
     ):
-        completions = await asyncio.gather(*(_greedy(client, case) for case in cases))
-        for case, completion in zip(cases, completions, strict=True):
-            assert completion.text == case.text
-            assert completion.token_ids == case.token_ids
-            assert completion.usage.prompt_tokens == case.prompt_tokens
+        cases = mixed_prompts(32)
+        completions = await asyncio.gather(*(_greedy(client, *case) for case in cases))
         load = await stack.until_idle(2.0)
         metrics = await stack.metrics(stack.engine)
         assert (metrics["tokenwire_engine_preemptions_total"] > 0) == preempts
         assert load.free_blocks + load.cached_blocks == load.total_blocks
         assert stack.errors_logged() == []
+    for (prompt, max_tokens), completion in zip(cases, completions, strict=True):
+        expected = reference.confirm(prompt, max_tokens, tuple(completion.token_ids))
+        assert completion.text == expected.text
+        assert completion.usage.prompt_tokens == expected.prompt_tokens
 
 
-async def _greedy(client: AsyncClient, case: Case) -> Completion:
-    return await client.generate(case.prompt, Sampling(temperature=0.0, max_tokens=case.max_tokens)).result()
+async def _greedy(client: AsyncClient, prompt: str, max_tokens: int) -> Completion:
+    return await client.generate(prompt, Sampling(temperature=0.0, max_tokens=max_tokens)).result()
 
 
 async def test_bf16_text_does_not_depend_on_the_batch(default_folder: Path, tmp_path: Path) -> None:
