@@ -10,10 +10,11 @@ from typing import Any
 
 from tokenizer_service.http.endpoint import data_frame, error_frame
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.facts import AnswerFacts, compact, end_fields
-from tokenizer_service.http.logprob_shapes import chat_content, prompt_positions
+from tokenizer_service.http.facts import AnswerFacts, compact, compact_with, end_fields
+from tokenizer_service.http.logprob_shapes import chat_content, prompt_positions, written_content, written_prompt
+from tokenizer_service.http.packed_logprobs import PackedLogprobs
 from tokenizer_service.http.usage import UsageTotals
-from tokenizer_service.sessions.events import Completed, TextDelta, TextPositionLogprobs, ToolCallDelta
+from tokenizer_service.sessions.events import Completed, TextDelta, ToolCallDelta
 
 _CHUNK = "chat.completion.chunk"
 
@@ -83,8 +84,8 @@ class ChatChoice:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TextPositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TextPositionLogprobs] = field(default_factory=list)
+    logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
+    prompt_logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: Completed | None = None
 
@@ -136,17 +137,16 @@ class ChatAnswer:
 
     def body(self) -> bytes:
         choices = [self._choice(index, choice) for index, choice in sorted(self._choices.items())]
-        answer = {**self._facts.head("chat.completion"), "choices": choices, "usage": self._usage.as_object()}
+        written = {"choices": b"[" + b",".join(choices) + b"]"}
         prompt = self._choices[0].prompt_logprobs
         if prompt:
-            answer["prompt_logprobs"] = prompt_positions(prompt)
-        return compact(answer)
+            written["prompt_logprobs"] = written_prompt(prompt)
+        return compact_with({**self._facts.head("chat.completion"), "usage": self._usage.as_object()}, written)
 
-    def _choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: ChatChoice) -> bytes:
         assert choice.end is not None
-        made: dict[str, Any] = {"index": index, "message": choice.message(), "logprobs": None}
-        if self._facts.with_logprobs:
-            made["logprobs"] = {"content": chat_content(choice.logprobs), "refusal": None}
+        made: dict[str, Any] = {"index": index, "message": choice.message()}
         if self._facts.with_token_ids:
             made["token_ids"] = choice.token_ids
-        return made | end_fields(choice.end)
+        logprobs = written_content(choice.logprobs) if self._facts.with_logprobs else b"null"
+        return compact_with(made | end_fields(choice.end), {"logprobs": logprobs})

@@ -6,13 +6,14 @@ Must not know: how requests are served.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tokenizer_service.http.chat import ChatChoice
 from tokenizer_service.http.endpoint import data_frame, error_frame
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.facts import AnswerFacts, compact, end_fields
-from tokenizer_service.http.logprob_shapes import CompletionLogprobs, first_token_text, prompt_positions
+from tokenizer_service.http.facts import AnswerFacts, compact, compact_with, end_fields
+from tokenizer_service.http.logprob_shapes import CompletionLogprobs, first_token_text, prompt_positions, written_prompt
 from tokenizer_service.http.usage import UsageTotals
 from tokenizer_service.sessions.events import Completed, TextDelta, TextPositionLogprobs
 
@@ -103,24 +104,23 @@ class CompletionAnswer:
 
     def body(self) -> bytes:
         choices = [self._choice(place, sample) for place, sample in sorted(self._choices)]
-        return compact({**self._facts.head(_KIND), "choices": choices, "usage": self._usage.as_object()})
+        written = {"choices": b"[" + b",".join(choices) + b"]"}
+        return compact_with({**self._facts.head(_KIND), "usage": self._usage.as_object()}, written)
 
-    def _choice(self, place: int, sample: int) -> dict[str, Any]:
+    def _choice(self, place: int, sample: int) -> bytes:
         choice = self._choices[place, sample]
         assert choice.end is not None
         # The prompt's come with its first sample; all samples have the same prompt.
         prompt = self._choices[place, 0].prompt_logprobs
         text = self._options.echo(place)
-        made: dict[str, Any] = {
-            "index": self._facts.choice_index(place, sample),
-            "text": text + choice.text,
-            "logprobs": None,
-        }
-        if self._facts.with_logprobs:
-            shown = prompt if self._options.echoes is not None else []
-            made["logprobs"] = CompletionLogprobs(first_token_text(text, prompt)).add([*shown, *choice.logprobs])
-        if self._options.with_prompt_logprobs:
-            made["prompt_logprobs"] = prompt_positions(prompt)
+        made: dict[str, Any] = {"index": self._facts.choice_index(place, sample), "text": text + choice.text}
         if self._facts.with_token_ids:
             made["token_ids"] = choice.token_ids
-        return made | end_fields(choice.end)
+        written = {"logprobs": b"null"}
+        if self._facts.with_logprobs:
+            shown = prompt if self._options.echoes is not None else ()
+            shape = CompletionLogprobs(first_token_text(text, prompt))
+            written["logprobs"] = shape.written(chain(shown, choice.logprobs))
+        if self._options.with_prompt_logprobs:
+            written["prompt_logprobs"] = written_prompt(prompt)
+        return compact_with(made | end_fields(choice.end), written)

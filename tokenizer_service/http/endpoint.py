@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from tokenizer_service.api.calls import ClientGone
+from tokenizer_service.engines.refusal import Refusal, invalid_field
 from tokenizer_service.http.errors import FieldNames, HttpError, http_error
 from tokenizer_service.http.exchange import Exchange, Receive, Scope, Send
 from tokenizer_service.http.fields import FieldsT
@@ -21,6 +22,8 @@ from tokenizer_service.sessions.request import RequestDraft
 
 # An answer with the log probabilities of more tokens than these is written in a thread: it takes long.
 _FEW_POSITIONS = 64
+# What an answer that is not streamed may have to hold: about 50 MB of JSON.
+MAX_ANSWER_LOGPROBS = 512 * 1024
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -126,13 +129,17 @@ class GenerationEndpoint(Generic[FieldsT]):
     async def _answer(
         self, exchange: Exchange, job: Job, shape: AnswerShape, names: Callable[[int], FieldNames]
     ) -> None:
-        positions = 0
+        positions, logprobs = 0, 0
 
-        async def consume(place: int, event: TextDelta | Completed) -> None:
-            nonlocal positions
-            shape.add(place, event)
+        async def consume(place: int, event: TextDelta | Completed) -> Refusal | None:
+            nonlocal positions, logprobs
             if isinstance(event, TextDelta):
                 positions += len(event.logprobs) + len(event.prompt_logprobs)
+                logprobs += sum(1 + len(position.top) for position in (*event.logprobs, *event.prompt_logprobs))
+            if logprobs > MAX_ANSWER_LOGPROBS:
+                return too_many_logprobs(logprobs)
+            shape.add(place, event)
+            return None
 
         failed = await self.generations.run(job, consume)
         if failed is not None:
@@ -143,6 +150,11 @@ class GenerationEndpoint(Generic[FieldsT]):
             await exchange.fail(body)
         else:
             await exchange.answer(body)
+
+
+def too_many_logprobs(count: int) -> Refusal:
+    text = f"{count:,} log probabilities exceed the {MAX_ANSWER_LOGPROBS:,} of an answer that is not streamed"
+    return invalid_field("logprobs", text)
 
 
 async def _write_event(exchange: Exchange, data: bytes) -> None:

@@ -4,6 +4,7 @@ Must not know: any one API.
 """
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,17 @@ class AnswerFacts:
 def compact(value: object) -> bytes:
     """JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def compact_with(value: dict[str, Any], written: Mapping[str, bytes]) -> bytes:
+    """JSON of an object and of members that are JSON already. `value` has at least one member."""
+    members = [b',"' + name.encode() + b'":' + text for name, text in written.items()]
+    return b"".join([compact(value)[:-1], *members, b"}"])
+
+
+def written_list(parts: Iterable[Sequence[object]]) -> bytes:
+    """JSON of one list that is made in parts, so that not all of it exists as objects at a time."""
+    return b"[" + b",".join([compact(part)[1:-1] for part in parts if part]) + b"]"
 
 
 def finish_reason(end: Completed) -> str:

@@ -18,7 +18,8 @@ from tokenizer_service.sessions.request import RequestDraft
 from tokenizer_service.sessions.session import TextSession
 from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
-Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[None]]
+# A refusal of the consumer's ends the request.
+Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[Refusal | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class Generations:
             return await self._serve(job, 0, consume, None)
         barrier, lock = asyncio.Barrier(len(job.drafts)), asyncio.Lock()
 
-        async def consume_alone(place: int, event: TextDelta | Completed) -> None:
+        async def consume_alone(place: int, event: TextDelta | Completed) -> Refusal | None:
             async with lock:
-                await consume(place, event)
+                return await consume(place, event)
 
         serve = partial(self._serve, job, consume=consume_alone, barrier=barrier)
         return await _first_refusal([asyncio.create_task(serve(place)) for place in range(len(job.drafts))])
@@ -81,7 +82,7 @@ class Generations:
 
     async def _generate(
         self,
-        consume: Callable[[TextDelta | Completed], Awaitable[None]],
+        consume: Callable[[TextDelta | Completed], Awaitable[Refusal | None]],
         barrier: asyncio.Barrier | None,
         draft: RequestDraft,
         call: Call,
@@ -95,7 +96,7 @@ class Generations:
 
 
 async def _deliver(
-    session: TextSession, call: Call, consume: Callable[[TextDelta | Completed], Awaitable[None]]
+    session: TextSession, call: Call, consume: Callable[[TextDelta | Completed], Awaitable[Refusal | None]]
 ) -> Refusal | None:
     running = session.num_samples
     while running:
@@ -105,7 +106,9 @@ async def _deliver(
         if isinstance(event, Completed):
             running -= 1
             call.on_completed(event)
-        await consume(event)
+        refusal = await consume(event)
+        if refusal is not None:
+            return refusal
     return None
 
 

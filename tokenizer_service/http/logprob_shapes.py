@@ -4,10 +4,21 @@ Must not know: where they come from.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+from tokenizer_service.http.facts import compact, written_list
 from tokenizer_service.sessions.events import TextLogprob, TextPositionLogprobs
+
+# Objects of so many positions exist at a time while an answer is written.
+_POSITIONS_AT_ONCE = 64
+
+
+def _batches(positions: Iterable[TextPositionLogprobs]) -> Iterator[list[TextPositionLogprobs]]:
+    rest = iter(positions)
+    while batch := list(islice(rest, _POSITIONS_AT_ONCE)):
+        yield batch
 
 
 def chat_content(positions: Iterable[TextPositionLogprobs]) -> list[dict[str, Any]]:
@@ -17,6 +28,12 @@ def chat_content(positions: Iterable[TextPositionLogprobs]) -> list[dict[str, An
         for position in positions
         if position.token is not None
     ]
+
+
+def written_content(positions: Iterable[TextPositionLogprobs]) -> bytes:
+    """`choices[].logprobs` of a chat as JSON."""
+    parts = (chat_content(batch) for batch in _batches(positions))
+    return b'{"content":' + written_list(parts) + b',"refusal":null}'
 
 
 def _chat_token(item: TextLogprob) -> dict[str, Any]:
@@ -31,6 +48,11 @@ def token_text(token: bytes) -> str:
 def prompt_positions(positions: Iterable[TextPositionLogprobs]) -> list[dict[str, Any] | None]:
     """vLLM's form: one entry for each prompt token, by token id; None for the first."""
     return [None if position.token is None else _by_id(position) for position in positions]
+
+
+def written_prompt(positions: Iterable[TextPositionLogprobs]) -> bytes:
+    """`prompt_logprobs` as JSON."""
+    return written_list(prompt_positions(batch) for batch in _batches(positions))
 
 
 def _by_id(position: TextPositionLogprobs) -> dict[str, Any]:
@@ -63,6 +85,17 @@ class CompletionLogprobs:
             made["text_offset"].append(self._characters)
             self._add(position.token, position.top, made)
         return made
+
+    def written(self, positions: Iterable[TextPositionLogprobs]) -> bytes:
+        """As `add`, as JSON."""
+        lists: dict[str, list[bytes]] = {}
+        for batch in _batches(positions):
+            for name, values in self.add(batch).items():
+                lists.setdefault(name, []).append(compact(values)[1:-1])
+        if not lists:
+            return compact(self.add(()))
+        members = [b'"' + name.encode() + b'":[' + b",".join(parts) + b"]" for name, parts in lists.items()]
+        return b"{" + b",".join(members) + b"}"
 
     def _add(self, item: TextLogprob | None, top: Sequence[TextLogprob], made: dict[str, Any]) -> None:
         if item is None:

@@ -19,7 +19,7 @@ from tokenizer_service.http.completion_fields import (
     is_list_of_prompts,
 )
 from tokenizer_service.http.completions import CompletionAnswer, CompletionOptions, CompletionStream
-from tokenizer_service.http.endpoint import Generation
+from tokenizer_service.http.endpoint import MAX_ANSWER_LOGPROBS, Generation, too_many_logprobs
 from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
 from tokenizer_service.http.facts import AnswerFacts
 from tokenizer_service.http.generation_fields import GenerationFields, SampledFields, generation_options
@@ -45,10 +45,10 @@ class Readers:
         sampling = chat_sampling(fields)
         if isinstance(prompt, HttpError) or isinstance(sampling, HttpError):
             return prompt if isinstance(prompt, HttpError) else sampling  # type: ignore[return-value]
-        options = await self._options(fields, sampling[1])
+        names = sampling[0]
+        options = self._check_size(fields, sampling[1], 1, names) or await self._options(fields, sampling[1])
         if isinstance(options, HttpError):
             return options
-        names = sampling[0]
         drafts = self._drafts(fields, request_id, [prompt], options)
         facts = self._facts("chatcmpl-", fields, drafts, with_logprobs=fields.logprobs)
         if fields.stream:
@@ -64,7 +64,8 @@ class Readers:
         if refusal is not None:
             return refusal
         names = partial(_prompt_names, sampling[0], is_list_of_prompts(fields.prompt))
-        options = await self._options(fields, sampling[1])
+        refusal = self._check_size(fields, sampling[1], len(prompts), sampling[0])
+        options = refusal or await self._options(fields, sampling[1])
         if isinstance(options, HttpError):
             return options
         echoes = await self._echoes(fields, prompts, names)
@@ -89,6 +90,17 @@ class Readers:
         if fields.stream:
             return Generation(drafts, lambda _: RESPONSE_NAMES, stream=ResponseStream(facts))
         return Generation(drafts, lambda _: RESPONSE_NAMES, answer=ResponseAnswer(facts))
+
+    def _check_size(
+        self, fields: GenerationFields, sampling: SamplingOptions, num_prompts: int, names: FieldNames
+    ) -> HttpError | None:
+        """Whether an answer that is not streamed would have too many log probabilities, as far as that is asked for."""
+        model = self.texts.router.model()
+        if fields.stream or sampling.logprobs is None or sampling.max_tokens is None or model is None:
+            return None
+        tokens = max(0, min(sampling.max_tokens, model.max_model_len)) * (sampling.n or 1) * num_prompts
+        count = tokens * (1 + sampling.logprobs)
+        return http_error(too_many_logprobs(count), names) if count > MAX_ANSWER_LOGPROBS else None
 
     async def _options(self, fields: GenerationFields, sampling: SamplingOptions) -> GenerationOptions | HttpError:
         """Words that may not come are encoded here: the engine knows tokens only."""
