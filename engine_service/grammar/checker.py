@@ -1,13 +1,16 @@
 """`python -m engine_service.grammar.checker N`: tries constraints out where a bad one does no harm.
 
-A process of its own, with bounds on memory and CPU time, started by `checker_process`; N is the descriptor of a
+A process of its own, with bounds on memory and time, started by `checker_process`; N is the descriptor of a
 connection to it. It converts and compiles a constraint, and draws some tokens under it: what hangs, explodes or
-crashes does so here. Must not know: requests, the engine.
+crashes does so in a child of it, which is made anew in milliseconds, since the vocabulary is there already.
+Must not know: requests, the engine.
 """
 
+import ctypes
 import os
 import random
 import resource
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -21,11 +24,15 @@ from engine_service.grammar.matcher import Grammar, GrammarFailure, Matcher
 from engine_service.grammar.source import BadGrammar, grammar_text
 from engine_service.grammar.vocabulary import load_vocabulary
 
+_PR_SET_PDEATHSIG = 1
 _NICE = 10  # never instead of a step of the engine
 
 
 def main() -> None:
-    """Answers each constraint with ("ok", grammar text) or ("bad", message); ends with its connection."""
+    """Answers (number, constraint, CPU seconds) with (number, "ok", grammar text) or (number, "bad", message).
+
+    For a child that died it says (None, "stopped", ""). Ends with its connection.
+    """
     connection = Connection(int(sys.argv[1]))
     folder, vocab_size, eos_token_ids, limits = connection.recv()
     os.nice(_NICE)
@@ -34,14 +41,36 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send("ready")
     while True:
+        child = os.fork()
+        if child == 0:
+            _end_with_parent()
+            _serve(connection, vocabulary, eos_token_ids, limits)
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            return
+        connection.send((None, "stopped", ""))
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _serve(
+    connection: Connection, vocabulary: LLTokenizer, eos_token_ids: tuple[int, ...], limits: GrammarLimits
+) -> None:
+    """Until the connection ends. Nobody handles the signals of the timers: a check that takes too long dies of them."""
+    while True:
         try:
-            constraint = connection.recv()
+            number, constraint, cpu_s = connection.recv()
         except EOFError:
             return
-        used = int(time.process_time()) + 1
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (used + limits.check_cpu_s, hard))
-        connection.send(_answer(constraint, vocabulary, eos_token_ids, limits))
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, limits.check_wall_s)
+        answer = _answer(constraint, vocabulary, eos_token_ids, limits)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        connection.send((number, *answer))
 
 
 def _answer(

@@ -15,7 +15,7 @@ from engine_service.grammar.limits import GrammarLimits
 
 _MODULE = "engine_service.grammar.checker"
 _START_S = 60.0
-_TOO_COMPLEX = "the grammar is too complex: checking it was stopped after {cpu} s of CPU time or {wall:g} s"
+_GRACE_S = 5.0  # until a check that its own limits should have ended is ended from here
 
 
 class CheckerGone(Exception):
@@ -23,26 +23,36 @@ class CheckerGone(Exception):
 
 
 class CheckerProcess:
-    """One checker, started when first asked and after each time it had to be ended. Used by one thread."""
+    """One checker, started when first asked and should it ever be lost. Used by one thread."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], limits: GrammarLimits) -> None:
         self._settings = (str(folder), vocab_size, eos_token_ids, limits)
         self._limits = limits
+        self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
-    def check(self, constraint: StructuredOutput) -> tuple[bool, str]:
-        """(True, grammar in the library's own format), or (False, why not). Waits. Raises CheckerGone."""
+    def check(self, constraint: StructuredOutput, cpu_s: float) -> tuple[bool, str] | None:
+        """(True, grammar in the library's own format), or (False, why not); None if it took too long or crashed.
+
+        Waits. Raises CheckerGone.
+        """
         connection = self._connection or self._start()
         try:
-            connection.send(constraint)
-            if connection.poll(self._limits.check_wall_s):
-                verdict, text = connection.recv()
-                return verdict == "ok", text
+            while connection.poll(0):
+                connection.recv()  # a child that died of nothing that we asked
+            self._number += 1
+            connection.send((self._number, constraint, cpu_s))
+            while connection.poll(self._limits.check_wall_s + _GRACE_S):
+                number, verdict, text = connection.recv()
+                if number is None:
+                    return None
+                if number == self._number:
+                    return verdict == "ok", text
         except (EOFError, OSError):
-            pass  # it was ended by its limits, or crashed
+            pass  # all of it crashed
         self.close()
-        return False, _TOO_COMPLEX.format(cpu=self._limits.check_cpu_s, wall=self._limits.check_wall_s)
+        return None
 
     def kill(self) -> None:
         """Ends it from another thread, for good: a check that waits for it ends too."""

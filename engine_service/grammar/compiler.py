@@ -1,10 +1,14 @@
 """Compiles constraints off the loop: checked in a process of its own, compiled here in a thread, cached.
 
+Most checks take milliseconds, and one after the other is fair to them. One that takes longer gives way: it goes to a
+second checker with more patience and few places, so that hostile constraints delay the others by little each.
 Must not know: requests, the loop, steps.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +22,26 @@ from engine_service.grammar.limits import GrammarLimits
 from engine_service.grammar.matcher import Grammar, GrammarFailure
 from engine_service.grammar.vocabulary import NoVocabulary, load_vocabulary
 
+_RETRY_AFTER_S = 1.0
 FIELD = "request.sampling.structured_output"
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A constraint, the tokens it has taken already, and what will come of it."""
+
+    constraint: StructuredOutput
+    resumed: Sequence[int]
+    future: "Future[object]" = field(default_factory=Future)
+
+    def settle(self, found: object) -> None:
+        """Unless nobody wants it any more."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(found)
+
+
 class GrammarCompiler:
-    """One constraint at a time; how many wait is bounded by who asks. What was refused is remembered too."""
+    """How many constraints wait is bounded by who asks. What was refused is remembered too."""
 
     def __init__(
         self,
@@ -37,8 +56,10 @@ class GrammarCompiler:
         self._warn = warn
         self._vocabulary: LLTokenizer | NoVocabulary | None = None
         self._limits = limits
-        self._checker = CheckerProcess(folder, vocab_size, eos_token_ids, limits)
+        self._quick, self._patient = (CheckerProcess(folder, vocab_size, eos_token_ids, limits) for _ in range(2))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._patient_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-patient")
+        self._patient_places = threading.BoundedSemaphore(limits.max_patient)
         self.cache = GrammarCache[Grammar | Refusal](limits.max_cached, limits.max_cached_characters)
 
     def prepare(self) -> None:
@@ -51,41 +72,75 @@ class GrammarCompiler:
         A future that has not begun may be cancelled. With `resumed` tokens the grammar has taken them: in the
         thread, since there may be thousands.
         """
-        if resumed:
-            return self._thread.submit(self._find_advanced, constraint, resumed)
-        found = self.cache.get(constraint)
+        job = _Job(constraint, resumed)
+        found = None if resumed else self.cache.get(constraint)
         if found is None:
-            return self._thread.submit(self._find, constraint)
-        done: Future[object] = Future()
-        done.set_result(found)
-        return done
+            self._submit(self._thread, self._run_quick, job)
+        else:
+            job.future.set_result(found)
+        return job.future
 
     def close(self) -> None:
-        """Ends the checker; what still waits is cancelled."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._checker.kill()
+        """Ends the checkers; what still waits is cancelled."""
+        for thread in (self._thread, self._patient_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+        for checker in (self._quick, self._patient):
+            checker.kill()
 
-    def _find(self, constraint: StructuredOutput) -> object:
-        found = self.cache.get(constraint)  # while it waited, another one like it may have been compiled
-        if found is None:
-            try:
-                found = self._compile(constraint)
-            except CheckerGone as error:
-                return Refusal(RefusalCode.FAILED, str(error))
-            self.cache.put(constraint, found)
-        return found
+    def _submit(self, thread: ThreadPoolExecutor, run: Callable[["_Job"], None], job: "_Job") -> None:
+        """A job that will never be run is cancelled."""
+        thread.submit(run, job).add_done_callback(lambda ran: job.future.cancel() if ran.cancelled() else None)
 
-    def _find_advanced(self, constraint: StructuredOutput, resumed: Sequence[int]) -> object:
-        found = self._find(constraint)
-        if not isinstance(found, Grammar):
-            return found
+    def _run_quick(self, job: "_Job") -> None:
+        if job.future.cancelled():
+            return
+        found = self._find(job, self._quick, self._limits.quick_cpu_s)
+        if found is not None:
+            job.settle(found)
+        elif self._patient_places.acquire(blocking=False):
+            self._submit(self._patient_thread, self._run_patient, job)
+        else:
+            message = f"{self._limits.max_patient} grammars that take long are being checked, which is the limit"
+            job.settle(Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=_RETRY_AFTER_S))
+
+    def _run_patient(self, job: "_Job") -> None:
+        try:
+            if job.future.cancelled():
+                return
+            found = self._find(job, self._patient, self._limits.check_cpu_s)
+            if found is None:
+                found = self._refusal(job.constraint, self._too_complex())
+                self.cache.put(job.constraint, found)
+            job.settle(found)
+        finally:
+            self._patient_places.release()
+
+    def _too_complex(self) -> str:
+        cpu, wall = self._limits.check_cpu_s, self._limits.check_wall_s
+        return f"the grammar is too complex: checking it was stopped after {cpu} s of CPU time or {wall:g} s"
+
+    def _find(self, job: "_Job", checker: CheckerProcess, cpu_s: float) -> Grammar | Refusal | None:
+        """None when the check took more than `cpu_s`."""
+        found = self.cache.get(job.constraint)  # while it waited, another one like it may have been compiled
+        try:
+            if found is None:
+                found = self._compile(job.constraint, checker, cpu_s)
+                if found is not None:
+                    self.cache.put(job.constraint, found)
+            return self._advanced(found, job.resumed) if isinstance(found, Grammar) and job.resumed else found
+        except CheckerGone as error:
+            return Refusal(RefusalCode.FAILED, str(error))
+        except Exception:
+            return Refusal(RefusalCode.FAILED, "the grammar could not be compiled")
+
+    def _advanced(self, found: Grammar, resumed: Sequence[int]) -> Grammar | Refusal:
         try:
             return found.advanced(resumed)
         except GrammarFailure as error:
             return Refusal(RefusalCode.INVALID, f"structured_output: {error}", "request.resumed_token_ids")
 
     def _read_vocabulary(self) -> LLTokenizer | NoVocabulary:
-        """Once, whatever comes of it; only the thread calls this."""
+        """Once, whatever comes of it; the quick thread calls it first."""
         if self._vocabulary is None:
             try:
                 self._vocabulary = self._load()
@@ -94,14 +149,20 @@ class GrammarCompiler:
                 self._warn(error)
         return self._vocabulary
 
-    def _compile(self, constraint: StructuredOutput) -> Grammar | Refusal:
+    def _compile(self, constraint: StructuredOutput, checker: CheckerProcess, cpu_s: float) -> Grammar | Refusal | None:
         vocabulary = self._read_vocabulary()
         if isinstance(vocabulary, NoVocabulary):
             return NO_GRAMMARS
-        is_good, text = self._checker.check(constraint)
+        verdict = checker.check(constraint, cpu_s)
+        if verdict is None:
+            return None
+        is_good, text = verdict
         if is_good:
             try:
                 return Grammar(vocabulary, text, self._limits)
             except GrammarFailure as error:
                 text = str(error)
+        return self._refusal(constraint, text)
+
+    def _refusal(self, constraint: StructuredOutput, text: str) -> Refusal:
         return Refusal(RefusalCode.INVALID, f"{constraint.kind.value}: {text}", f"{FIELD}.{constraint.kind.value}")

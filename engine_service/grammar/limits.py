@@ -12,12 +12,15 @@ from llguidance import LLParserLimits
 class GrammarLimits:
     """Checking happens in a process of its own, which may be killed; the other limits are the library's or counted.
 
-    `check_cpu_s` and `check_wall_s` bound the check of one grammar, `check_memory_bytes` that process. `step_cpu_s`
-    bounds the CPU time a grammar takes for one token: the mask before it and the move after it. `max_repeats` bounds
-    the product of nested repeat counts; larger ones make single steps of the library long (see
+    A check that takes more than `quick_cpu_s` gives way to the others: it begins again beside them, where at most
+    `max_patient` wait. `check_cpu_s` and `check_wall_s` bound the check of one grammar, `check_memory_bytes` that
+    process. `step_cpu_s` bounds the CPU time a grammar takes for one token: the mask before it and the move after it.
+    `max_repeats` bounds the product of nested repeat counts; larger ones make single steps of the library long (see
     docs/structured-output.md). `trial_tokens` are drawn in the check, so that what is slow is found there.
     """
 
+    quick_cpu_s: float = 0.1
+    max_patient: int = 4
     check_cpu_s: int = 2
     check_wall_s: float = 10.0
     check_memory_bytes: int = 2 * 1024**3

@@ -1,6 +1,7 @@
 """The compiler with its checker process: bad constraints are refused in words and in time, good ones are kept."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,45 @@ def test_what_takes_too_long_ends_with_its_checker(tokenizer_folder: Path) -> No
         compiler.close()
 
 
+def test_slow_constraints_give_way_to_the_others(tokenizer_folder: Path) -> None:
+    """A flood of distinct ones that each take all the time they are given: those behind it wait a moment for each."""
+    limits = replace(GrammarLimits(), check_cpu_s=4, max_lexer_states=10**7)
+    compiler = new_compiler(tokenizer_folder, limits)
+    try:
+        assert isinstance(find(compiler, ConstraintKind.REGEX, "ab"), Grammar)
+        hostile = [
+            compiler.compile(StructuredOutput(ConstraintKind.JSON_SCHEMA, SLOW.replace("83", f"{number}")))
+            for number in range(10, 17)
+        ]
+        begin = time.monotonic()
+        good = [compiler.compile(StructuredOutput(ConstraintKind.REGEX, f"a{number}")) for number in range(5)]
+        assert all(isinstance(future.result(BOUND_S), Grammar) for future in good)
+        waited = time.monotonic() - begin
+        refused = [future.result(0) for future in hostile if future.done()]
+        assert len(hostile) - len(refused) <= limits.max_patient
+        assert {found.code for found in refused if isinstance(found, Refusal)} == {RefusalCode.QUEUE_FULL}
+        assert waited < len(hostile) * limits.check_cpu_s / 4
+    finally:
+        compiler.close()
+
+
+def test_a_checker_that_is_killed_while_idle_is_no_verdict(tokenizer_folder: Path) -> None:
+    """Its successor answers what it is asked, and nothing else."""
+    compiler = new_compiler(tokenizer_folder, GrammarLimits())
+    try:
+        assert isinstance(find(compiler, ConstraintKind.REGEX, "a"), Grammar)
+        process = compiler._quick._process
+        assert process is not None
+        for number in range(3):
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGKILL)
+            found = find(compiler, ConstraintKind.REGEX, f"b{number}")
+            assert isinstance(found, Grammar)
+            assert isinstance(find(compiler, ConstraintKind.REGEX, f"(c{number}"), Refusal)
+    finally:
+        compiler.close()
+
+
 def test_what_needs_too_much_memory_ends_with_its_checker(tokenizer_folder: Path) -> None:
     limits = replace(GrammarLimits(), check_memory_bytes=256 * 1024**2, max_repeats=10**12, check_cpu_s=20)
     compiler = new_compiler(tokenizer_folder, limits)
@@ -103,7 +143,7 @@ def test_the_cache_is_bounded(tokenizer_folder: Path) -> None:
 def test_closing_ends_the_checker(tokenizer_folder: Path) -> None:
     compiler = new_compiler(tokenizer_folder, GrammarLimits())
     find(compiler, ConstraintKind.REGEX, "a")
-    process = compiler._checker._process
+    process = compiler._quick._process
     assert process is not None
     compiler.close()
     process.wait(10)
