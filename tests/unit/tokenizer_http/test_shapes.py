@@ -21,8 +21,13 @@ WORDS = ["a", "é", " U", "\n\n", "data: x", "🌶"]
 
 
 def position(dice: random.Random, word: str) -> TextPositionLogprobs:
-    top = tuple(TextLogprob(n, other.encode(), -float(n)) for n, other in enumerate(dice.sample(WORDS, 2)))
-    return TextPositionLogprobs(TextLogprob(dice.randrange(99), word.encode(), -dice.random()), dice.randrange(9), top)
+    top = tuple(logprob_of(other, -float(n)) for n, other in enumerate(dice.sample(WORDS, 2)))
+    return TextPositionLogprobs(logprob_of(word, -dice.random()), dice.randrange(9), top)
+
+
+def logprob_of(word: str, logprob: float) -> TextLogprob:
+    """A token of an id has one text."""
+    return TextLogprob(ord(word[0]), word.encode(), logprob)
 
 
 def sample_events(dice: random.Random, sample: int, prompt_tokens: int, *, tools: bool) -> list[TextDelta | Completed]:
