@@ -78,8 +78,8 @@ def test_what_takes_too_long_ends_with_its_checker(tokenizer_folder: Path) -> No
 
 
 def test_slow_constraints_give_way_to_the_others(tokenizer_folder: Path) -> None:
-    """A flood of distinct ones that each take all the time they are given: those behind it wait a moment for each."""
-    limits = replace(GrammarLimits(), check_cpu_s=4, max_lexer_states=10**7)
+    """A flood of distinct ones that would each be checked for minutes: those behind it wait a moment for each."""
+    limits = replace(GrammarLimits(), check_cpu_s=300, check_wall_s=900.0, max_lexer_states=10**8)
     compiler = new_compiler(tokenizer_folder, limits)
     try:
         assert isinstance(find(compiler, ConstraintKind.REGEX, "ab"), Grammar)
@@ -87,14 +87,11 @@ def test_slow_constraints_give_way_to_the_others(tokenizer_folder: Path) -> None
             compiler.compile(StructuredOutput(ConstraintKind.JSON_SCHEMA, SLOW.replace("83", f"{number}")))
             for number in range(10, 17)
         ]
-        begin = time.monotonic()
         good = [compiler.compile(StructuredOutput(ConstraintKind.REGEX, f"a{number}")) for number in range(5)]
-        assert all(isinstance(future.result(BOUND_S), Grammar) for future in good)
-        waited = time.monotonic() - begin
+        assert all(isinstance(future.result(3 * BOUND_S), Grammar) for future in good)
         refused = [future.result(0) for future in hostile if future.done()]
         assert len(hostile) - len(refused) <= limits.max_patient
         assert {found.code for found in refused if isinstance(found, Refusal)} == {RefusalCode.QUEUE_FULL}
-        assert waited < len(hostile) * limits.check_cpu_s / 4
     finally:
         compiler.close()
 
