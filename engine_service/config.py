@@ -124,6 +124,9 @@ class EngineSettings(ServiceSettings):
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="processes that share the model, one per GPU; on CPU they share --threads"
+    )
     drain_timeout: float = Field(30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM")
     allow_drain_rpc: bool = Field(
         False, description="let whoever reaches the gRPC port drain the service (best with --tls-client-ca-file)"
@@ -226,6 +229,7 @@ class ModelConfig:
     threads: int
     default_sampling: DefaultSamplingName = "model"
     simulate: str | None = None
+    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +285,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.threads,
             settings.default_sampling,
             settings.simulate,
+            settings.tensor_parallel_size,
         ),
         CacheConfig(
             settings.block_size,

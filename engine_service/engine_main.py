@@ -4,11 +4,8 @@ Together with `__main__` the only place that builds objects; the only one that i
 it (`loop/engine_process.py`). Must not know: gRPC, sessions.
 """
 
-import ctypes
-import faulthandler
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -40,6 +37,8 @@ from engine_service.loop.warm_up import warm_up
 from engine_service.loop.worker_protocol import Worker as LoopWorker
 from engine_service.simulated.build import build_simulated_worker
 from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
+from engine_service.worker.ranks import OtherRanks, RankLost
+from service_runtime.child_process import live_and_die_with_the_parent
 from service_runtime.logs import configure_logging
 from service_runtime.model_files import (
     DEFAULT_MODEL,
@@ -49,12 +48,14 @@ from service_runtime.model_files import (
 )
 from service_runtime.process_tuning import keep_start_up_objects, pause_collection
 
-_PR_SET_PDEATHSIG = 1
+_RANK_MODULE = "engine_service.rank_main"
+# In this time a step that fails on a lost rank says so itself.
+_LOST_RANK_SECONDS = 3.0
 
 
 def main() -> None:
     """`python -m engine_service.engine_main N`: N is the descriptor of the engine's end of the mailbox."""
-    _live_and_die_with_the_front()
+    live_and_die_with_the_parent(dump_signal=STACK_DUMP_SIGNAL)
     pause_collection()
     mailbox = EngineMailbox(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -66,15 +67,6 @@ def main() -> None:
         _run(loop, mailbox)
     except FrontGone:
         raise SystemExit(0) from None
-
-
-def _live_and_die_with_the_front() -> None:
-    # The front drives every stop; a terminal or a supervisor may signal the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _receive_config(mailbox: EngineMailbox) -> EngineConfig:
@@ -153,8 +145,28 @@ def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, Worke
     from engine_service.worker.threaded import ThreadedWorker
     from engine_service.worker.worker import build_worker
 
-    built = build_worker(_worker_config(config, folder))
+    worker_config = _worker_config(config, folder)
+    built = build_worker(worker_config, _start_ranks(worker_config, config))
     return ThreadedWorker(built) if config.scheduling.overlap else built, built.info
+
+
+def _start_ranks(worker: WorkerConfig, config: EngineConfig) -> OtherRanks | None:
+    """None when the whole model is in this process."""
+    if worker.tensor_parallel_size == 1:
+        return None
+    from engine_service.worker.rank_processes import RankProcesses, RankProgram
+
+    program = RankProgram(_RANK_MODULE, os.environ, (config.log.level, config.log.log_format))
+    ranks = RankProcesses(worker, program, _end_without_rank)
+    structlog.get_logger().info("ranks started", pids=ranks.pids)
+    return ranks
+
+
+def _end_without_rank(reason: str) -> None:
+    """Called on a thread of its own: the others may wait for ever, for the rank or for a command."""
+    structlog.get_logger().error("rank lost", reason=reason)
+    time.sleep(_LOST_RANK_SECONDS)
+    os._exit(1)
 
 
 def _grammar_desk(folder: Path, info: WorkerInfo, mailbox: EngineMailbox) -> GrammarDesk:
@@ -186,6 +198,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         max_num_requests=config.scheduling.max_num_requests,
         step_token_budget=config.scheduling.step_token_budget,
         threads=model.threads,
+        tensor_parallel_size=model.tensor_parallel_size,
     )
 
 
@@ -243,7 +256,8 @@ def _run(loop: EngineLoop, mailbox: EngineMailbox) -> None:
     except Exception as error:
         # The state of device and pool is unknown now: a fresh process is the only safe way on.
         structlog.get_logger().exception("engine failed")
-        mailbox.send_now(EngineFatal(f"the engine failed: {type(error).__name__}"))
+        reason = str(error) if isinstance(error, RankLost) else type(error).__name__
+        mailbox.send_now(EngineFatal(f"the engine failed: {reason}"))
         raise SystemExit(1) from None
 
 

@@ -26,12 +26,20 @@ def _cpu() -> Backend:
 
 # Made when chosen: importing what a backend needs takes seconds.
 BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType({"torch": _torch, "cpu": _cpu})
+# The one that can compute a share of a model.
+_SPLITS = "torch"
 _PREFERRED: Mapping[Device, str] = MappingProxyType({Device.CPU: "cpu", Device.CUDA: "torch"})
 
 
-def resolve_backend(name: str, device: Device) -> Backend:
+def resolve_backend(name: str, device: Device, tensor_parallel_size: int = 1) -> Backend:
     """ "auto" is the best for the device. ValueError for one that is unknown or does not run there."""
-    resolved = _PREFERRED[device] if name == AUTO else name
+    preferred = _PREFERRED[device] if tensor_parallel_size == 1 else _SPLITS
+    resolved = preferred if name == AUTO else name
+    if resolved != _SPLITS and resolved in BACKENDS and tensor_parallel_size > 1:
+        raise ValueError(
+            f"backend {resolved!r} computes a whole model: with tensor_parallel_size {tensor_parallel_size} "
+            f"the backend must be {_SPLITS!r} or {AUTO!r}"
+        )
     make = BACKENDS.get(resolved)
     if make is None:
         raise ValueError(f"backend {name!r} is not known; choose one of: {', '.join([AUTO, *sorted(BACKENDS)])}")

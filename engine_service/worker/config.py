@@ -36,7 +36,7 @@ class WorkerConfig:
     The KV pool is sized by the first of `num_blocks`, `kv_cache_memory` and `kv_cache_fraction` that is
     given (the fraction is of the memory that is free once the model is loaded). `max_num_requests` and
     `step_token_budget` bound one plan. `threads` 0 is automatic. `backend` is "auto" or a name
-    of the registry.
+    of the registry. `tensor_parallel_size` ranks share the model; memory is that of each rank, `threads` of all.
     """
 
     model_folder: Path
@@ -52,10 +52,18 @@ class WorkerConfig:
     step_token_budget: int = 512
     threads: int = 0
     weight_format: WeightFormat = WeightFormat.PLAIN
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError with field and number for a setting out of range."""
-        for field in ("block_size", "num_blocks", "max_model_len", "max_num_requests", "step_token_budget"):
+        for field in (
+            "block_size",
+            "num_blocks",
+            "max_model_len",
+            "max_num_requests",
+            "step_token_budget",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} must be at least 1, not {value}")

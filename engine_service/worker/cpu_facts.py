@@ -10,6 +10,6 @@ import os
 CPU_PREFILL_PER_DECODE = 4
 
 
-def num_threads(asked: int) -> int:
-    """0: as many as the cores this process may use."""
-    return asked or len(os.sched_getaffinity(0))
+def num_threads(asked: int, ranks: int = 1) -> int:
+    """Of one of the ranks that share them. 0: as many as the cores this process may use."""
+    return max(1, (asked or len(os.sched_getaffinity(0))) // ranks)

@@ -19,7 +19,6 @@ from engine_service.core.token_rules import stop_tokens
 from engine_service.worker.attention import BatchLayout
 from engine_service.worker.philox import uniforms
 from engine_service.worker.row_rules import RowRules, make_row_rules
-from engine_service.worker.sampler import Sampled
 from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows
 from engine_service.worker.scored_pieces import ScoredPiece, ScoredPrompt
 
@@ -111,9 +110,9 @@ class InputBatch:
         step = replace(self.step_input((chunk,)), sample_rows=self._to_device(np.arange(first, end)))
         return step, self._tokens[begin + first : begin + end].long()
 
-    def store(self, step: StepInput, sampled: Sampled) -> None:
-        """Append the sampled tokens to their requests, on the device."""
-        self._tokens.index_copy_(0, step.token_places, sampled.token_ids.int())
+    def store(self, step: StepInput, token_ids: torch.Tensor) -> None:
+        """Append the sampled tokens, int64 [R], to their requests, on the device."""
+        self._tokens.index_copy_(0, step.token_places, token_ids.int())
 
     def _drop(self, request_id: int) -> None:
         """A request that was never sent here (dropped while it waited) is no error."""

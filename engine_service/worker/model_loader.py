@@ -39,18 +39,23 @@ class TransformersModel:
 
 
 def load_model(
-    folder: Path, dtype: ModelDtype, device: torch.device, max_model_len: int | None = None
+    folder: Path,
+    dtype: ModelDtype,
+    device: torch.device,
+    max_model_len: int | None = None,
+    tensor_parallel_size: int = 1,
 ) -> TransformersModel:
     """Load safetensors from `folder`. ValueError, with the reason, for a checkpoint that cannot be served.
 
     `max_model_len` is the limit asked for; it decides whether a rope that changes with length is usable.
+    With a `tensor_parallel_size` this process is a rank of a torch.distributed group of that size, and gets its share.
     """
     config = read_config(folder)
     text_config = config.get_text_config(decoder=True)
     _refuse_unsupported(config, text_config, max_model_len)
     register_attention()
     transformers_logging.disable_progress_bar()
-    model = _load_weights(folder, config, dtype)
+    model = _load_weights(folder, config, dtype, tensor_parallel_size)
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError("a model with recurrent state cannot be served with a paged KV cache")
     model = model.to(device).eval().requires_grad_(False)
@@ -58,6 +63,7 @@ def load_model(
     with torch.inference_mode():
         paged = PagedModel(model, num_layers)
     _check_windows(paged, text_config)
+    _check_heads(paged, text_config, tensor_parallel_size)
     _report_dtype(dtype, config, model.dtype)
     facts = ModelFacts(
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
@@ -69,7 +75,7 @@ def load_model(
     return TransformersModel(paged, facts)
 
 
-def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
+def _load_weights(folder: Path, config: Any, dtype: ModelDtype, ranks: int) -> Any:
     """The bare transformers model on the CPU; refuses weights that do not fit the architecture."""
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -82,6 +88,7 @@ def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and refused below
+            **_share(ranks),
         )
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load this model: {error}") from error
@@ -90,6 +97,15 @@ def _load_weights(folder: Path, config: Any, dtype: ModelDtype) -> Any:
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         refuse_keys(kind.removesuffix("_keys"), sorted(str(name) for name in report.get(kind) or ()))
     return model
+
+
+def _share(ranks: int) -> dict[str, Any]:
+    """What makes transformers load one rank's share, split as its own plan for the model says."""
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
 def _refuse_unsupported(config: Any, text_config: Any, max_model_len: int | None) -> None:
@@ -124,6 +140,20 @@ def _check_windows(model: PagedModel, text_config: Any) -> None:
     for layer, (kind, shape) in enumerate(zip(kinds, model.layers, strict=False)):
         if kind == "sliding_attention" and shape.sliding_window is None:
             raise UnsupportedModelError(f"layer {layer} has a sliding window but does not say how long it is")
+
+
+def _check_heads(model: PagedModel, text_config: Any, ranks: int) -> None:
+    """Query heads must lie on the rank of their KV head: both are split, or neither is."""
+    if ranks == 1:
+        return
+    whole = (text_config.num_attention_heads, text_config.num_key_value_heads)
+    for layer, shape in enumerate(model.layers):
+        here = (shape.num_query_heads, shape.num_kv_heads)
+        if here not in (whole, (whole[0] // ranks, whole[1] // ranks)):
+            raise UnsupportedModelError(
+                f"layer {layer} has {here[0]} query and {here[1]} key-value heads on each of {ranks} ranks, "
+                f"which is no even share of {whole[0]} and {whole[1]}"
+            )
 
 
 def _report_dtype(asked: ModelDtype, config: Any, actual: torch.dtype) -> None:

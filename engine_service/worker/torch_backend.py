@@ -24,9 +24,9 @@ class TorchBackend:
 
     def load(self, config: WorkerConfig) -> LoadedModel:
         config.require_plain_weights("the torch backend keeps weights as they are")
-        torch.set_num_threads(num_threads(config.threads))
+        torch.set_num_threads(num_threads(config.threads, config.tensor_parallel_size))
         device = _torch_device(config.device)
-        model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
+        model = load_model(config.model_folder, config.dtype, device, config.max_model_len, config.tensor_parallel_size)
         return GenericModel("torch", model, TorchAttentionKind(), device)
 
 

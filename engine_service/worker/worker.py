@@ -13,14 +13,15 @@ import torch
 from engine_service.core.outcome import PositionLogprobs
 from engine_service.core.plan import Chunk, Failure, Plan, PromptLogprobs, Result
 from engine_service.grammar.row_grammars import RowGrammars
-from engine_service.worker.backend import ModelRunner, StepLogits
+from engine_service.worker.backend import LoadedModel, ModelRunner, StepLogits
 from engine_service.worker.backend_registry import resolve_backend
-from engine_service.worker.config import WorkerConfig, WorkerInfo
+from engine_service.worker.config import Device, WorkerConfig, WorkerInfo
 from engine_service.worker.input_batch import BatchLimits, InputBatch, StepInput
 from engine_service.worker.logits import find_peaks
 from engine_service.worker.logprobs import LogprobRows, logprob_rows
 from engine_service.worker.memory import free_memory
 from engine_service.worker.pool_size import size_pool
+from engine_service.worker.ranks import NoOtherRanks, OtherRanks, RankPool
 from engine_service.worker.sampler import Sampled, Sampler
 from engine_service.worker.sampling_rows import TokenMasks
 from engine_service.worker.scored_pieces import ScoredPiece, cut
@@ -76,26 +77,25 @@ class Worker:
         batch: InputBatch,
         sampler: Sampler,
         grammars: RowGrammars,
+        ranks: OtherRanks,
     ) -> None:
         self.info = info
         self._runner = runner
         self._batch = batch
         self._sampler = sampler
         self._grammars = grammars
+        self._ranks = ranks
         self._launched: deque[_Launched] = deque()
 
     def submit(self, plan: Plan) -> None:
         """Start a step. On a CPU it is complete when this returns."""
         if len(self._launched) >= MAX_PLANS_IN_FLIGHT:
             raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are in flight; read a result first")
-        with torch.inference_mode():
-            self._batch.take(plan)
-            self._grammars.take(plan)
-            if plan.copies:
-                self._runner.copy_blocks(plan.copies)
-            pieces, chunks = self._cut(plan)
-            scored = tuple(part for piece in pieces if (part := self._score(piece)) is not None)
-            self._launched.append(self._launch(plan.step, chunks, scored))
+        try:
+            with torch.inference_mode():
+                self._execute(plan)
+        except RuntimeError as error:
+            raise self._ranks.explain(error) from error
 
     def result(self) -> Result:
         """The result of the oldest submitted plan; waits for the device."""
@@ -125,7 +125,18 @@ class Worker:
     def close(self) -> None:
         """Forget what is in flight and free what the backend holds."""
         self._launched.clear()
+        self._ranks.close()
         self._runner.close()
+
+    def _execute(self, plan: Plan) -> None:
+        self._ranks.start(plan)
+        self._batch.take(plan)
+        self._grammars.take(plan)
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        pieces, chunks = self._cut(plan)
+        scored = tuple(part for piece in pieces if (part := self._score(piece)) is not None)
+        self._launched.append(self._launch(plan.step, chunks, scored))
 
     def _cut(self, plan: Plan) -> tuple[list[ScoredPiece], tuple[Chunk, ...]]:
         if not self._batch.has_scored_prompts:
@@ -159,7 +170,8 @@ class Worker:
         # The pass is under way: a device computes while the masks are made here.
         step = self._masked(step, ruled) if ruled else step
         sampled = self._sample(output, step, best_only)
-        self._batch.store(step, sampled)
+        self._ranks.store(sampled.token_ids)
+        self._batch.store(step, sampled.token_ids)
         if ruled:
             self._grammars.sampled(ruled, sampled.token_ids.tolist)
         off_grammar = self._grammars.failures(step.request_ids)
@@ -203,13 +215,33 @@ def _logprobs(launched: _Launched, failures: dict[int, str]) -> tuple[tuple[int,
     return tuple(entry for entry in entries if entry[0] not in failures)
 
 
-def build_worker(config: WorkerConfig) -> Worker:
-    """Load the model, size and allocate the KV pool. ValueError, with numbers, for what cannot work."""
-    loaded = resolve_backend(config.backend, config.device).load(config)
+def build_worker(config: WorkerConfig, ranks: OtherRanks | None = None) -> Worker:
+    """Load the model, size and allocate the KV pool. ValueError, with numbers, for what cannot work.
+
+    With a `tensor_parallel_size` this is rank 0, and owns the other `ranks`.
+    """
+    others = ranks or NoOtherRanks()
+    try:
+        return _build(config, others)
+    except BaseException as error:
+        reason = others.explain(error) if isinstance(error, RuntimeError) else error
+        others.close()
+        raise reason from error
+
+
+def build_batch(config: WorkerConfig, loaded: LoadedModel, pool: RankPool) -> InputBatch:
+    """The state of the requests, as every rank keeps it."""
+    facts = loaded.facts
+    limits = BatchLimits(config.max_num_requests, pool.max_model_len, pool.block_size, facts.vocab_size)
+    return InputBatch(limits, facts.eos_token_ids, loaded.device)
+
+
+def _build(config: WorkerConfig, ranks: OtherRanks) -> Worker:
+    loaded = resolve_backend(config.backend, config.device, config.tensor_parallel_size).load(config)
     facts = loaded.facts
     block_size = config.block_size or loaded.default_block_size
     block_bytes = loaded.block_bytes(block_size)
-    size = size_pool(config, facts.max_model_len, block_size, block_bytes, free_memory(config.device))
+    size = size_pool(config, facts.max_model_len, block_size, block_bytes, _free_per_rank(config, ranks))
     info = WorkerInfo(
         vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
@@ -222,9 +254,16 @@ def build_worker(config: WorkerConfig) -> Worker:
         kv_bytes_per_block=block_bytes,
         prefill_per_decode=loaded.prefill_per_decode,
     )
-    limits = BatchLimits(config.max_num_requests, size.max_model_len, block_size, facts.vocab_size)
-    batch = InputBatch(limits, facts.eos_token_ids, loaded.device)
+    pool = RankPool(block_size, size.num_blocks, size.max_model_len)
+    ranks.allocate(pool)
+    batch = build_batch(config, loaded, pool)
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
     sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw)
     grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
-    return Worker(info, runner, batch, sampler, grammars)
+    return Worker(info, runner, batch, sampler, grammars, ranks)
+
+
+def _free_per_rank(config: WorkerConfig, ranks: OtherRanks) -> int:
+    """Bytes: ranks on CPUs share the host's memory, each GPU has its own."""
+    free = ranks.smallest(free_memory(config.device))
+    return free // config.tensor_parallel_size if config.device is Device.CPU else free
