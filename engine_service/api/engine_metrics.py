@@ -50,6 +50,15 @@ class EngineMetrics:
             f"{prefix}waiting_requests", "Requests in the queue, each sample by itself", registry=registry
         )
         self._waiting_tokens = Gauge(f"{prefix}waiting_tokens", "Their prompt tokens", registry=registry)
+        self._tenants = {
+            state: Gauge(
+                f"{prefix}tenant_{state}_requests",
+                f"Requests that are {state}, by tenant; the first 64 tenants with requests",
+                ["tenant"],
+                registry=registry,
+            )
+            for state in ("running", "waiting")
+        }
         self._blocks = Gauge(
             f"{prefix}kv_blocks",
             "KV blocks: used by requests, cached (free, reusable) or free",
@@ -98,6 +107,7 @@ class EngineMetrics:
             gauge.set(0)
         for state in ("used", "cached", "free"):
             self._blocks.labels(state).set(0)
+        self._show_tenants(())
 
     def observe_report(self, report: StepReport) -> None:
         """Seen by the next reader of the metrics."""
@@ -142,9 +152,18 @@ class EngineMetrics:
         self._waiting.set(stats.waiting)
         self._waiting_tokens.set(stats.waiting_tokens)
         self._usage.set(stats.used_blocks / stats.total_blocks)
+        self._show_tenants(stats.tenants)
         for state, value in (
             ("used", stats.used_blocks),
             ("cached", stats.cached_blocks),
             ("free", stats.free_blocks),
         ):
             self._blocks.labels(state).set(value)
+
+    def _show_tenants(self, tenants: tuple[tuple[str, int, int], ...]) -> None:
+        """Names without requests are shown no longer."""
+        for gauge in self._tenants.values():
+            gauge.clear()
+        for name, running, waiting in tenants:
+            self._tenants["running"].labels(name).set(running)
+            self._tenants["waiting"].labels(name).set(waiting)

@@ -18,6 +18,7 @@ _STATUS = {
     RefusalCode.SLOW_READER: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RefusalCode.CANCELLED: grpc.StatusCode.CANCELLED,
     RefusalCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    RefusalCode.TOO_LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
     RefusalCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     RefusalCode.ENGINE_GONE: grpc.StatusCode.UNAVAILABLE,
     RefusalCode.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
@@ -30,6 +31,7 @@ _REJECTIONS = frozenset(
         RefusalCode.INVALID,
         RefusalCode.TOO_LARGE,
         RefusalCode.QUEUE_FULL,
+        RefusalCode.TOO_LATE,
         RefusalCode.DUPLICATE,
         RefusalCode.SHUTTING_DOWN,
     }

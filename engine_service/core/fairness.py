@@ -8,6 +8,7 @@ counter of those that wait, so that nobody saves up service. Must not know: requ
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 PROMPT_COST = 1.0
 """Of a prompt token that is computed (one from the prefix cache costs nothing)."""
@@ -21,6 +22,9 @@ RECENT_S = 30.0
 
 MAX_TENANTS = 1024
 """Tenants that are remembered although they have no request."""
+
+MAX_REPORTED = 64
+"""Tenants whose numbers are told after each step."""
 
 MAX_PRIORITIES = 64
 """Priorities of a tenant whose counters are remembered although nothing waits."""
@@ -100,6 +104,13 @@ class FairShares:
 
     def tenants(self) -> tuple[Tenant, ...]:
         return tuple(self._present.values())
+
+    def named_counts(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, running and waiting requests of tenants with a name and a request: of MAX_REPORTED at most."""
+        if not self.is_shared and "" in self._present:
+            return ()
+        busy = (item for item in self._present.values() if item.name and (item.running or item.waiting))
+        return tuple((item.name, item.running, item.waiting) for item in islice(busy, MAX_REPORTED))
 
     def account(self, name: str, weight: int, priority: int, now: float) -> Account:
         """The account that a new request belongs to. The last weight given for a tenant counts."""

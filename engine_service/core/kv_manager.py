@@ -56,6 +56,13 @@ class KvManager:
         request.publish_at = request.num_computed + self._block_size
         return True
 
+    def cached_prefix(self, request: Request) -> int:
+        """Prompt tokens that need not be computed if the request is admitted now. Costs a hash of the prompt."""
+        hits = self.index.match(
+            request.token_ids, request.cache_salt, request.block_keys, self._readable_blocks(request)
+        )
+        return min(len(hits) * self._block_size, request.prompt_length)
+
     def fork(self, request: Request, donor: Request, reserve: int) -> tuple[tuple[int, int], ...] | None:
         """Gives the request blocks like `admit`; those before its last prompt token hold the donor's KV.
 

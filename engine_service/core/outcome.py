@@ -25,6 +25,7 @@ class RefusalCode(Enum):
     SLOW_READER = "slow_reader"  # its unread output passed the limit
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    TOO_LATE = "too_late"  # its deadline would pass before its first token
     SHUTTING_DOWN = "shutting_down"  # another replica may serve it
     ENGINE_GONE = "engine_gone"
     DUPLICATE = "duplicate"  # a live request has this id

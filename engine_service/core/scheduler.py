@@ -24,10 +24,12 @@ from engine_service.core.prefix_index import (
     PrefixIndex,
     sha256_digest,
 )
+from engine_service.core.punctuality import Punctuality
 from engine_service.core.queue_limits import QueueLimits
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
 from engine_service.core.scheduler_config import SchedulerConfig as SchedulerConfig
+from engine_service.core.speed import Speed
 from engine_service.core.stats import Counters, EngineStats, StepRecord
 from engine_service.core.stopping import finish_reason
 
@@ -62,7 +64,10 @@ class Scheduler:
         self._roster = Roster(self._kv)
         self._shares = FairShares(config.max_num_requests)
         self._planner = Planner(config, self._kv, self._roster, self._shares)
-        self._queue_limits = QueueLimits(config, self._roster.waiting, self._shares)
+        self._speed = Speed(config.step_token_budget)
+        self._num_started = 0
+        self._queue_limits = QueueLimits(config, self._roster.waiting, self._shares, self._speed)
+        self._punctuality = Punctuality(self._speed, self._roster, self._kv, self._shares, config.max_num_requests)
         self._live: dict[int, Request] = {}
         self._flights: deque[_Flight] = deque()
         self._deadlines = DeadlineQueue()
@@ -82,7 +87,7 @@ class Scheduler:
         refusal = self._check_fits(samples[0])
         if refusal is None:
             self._open_accounts(samples)
-            refusal = self._queue_limits.check(samples)
+            refusal = self._queue_limits.check(samples) or self._punctuality.check(samples[0])
         if refusal is None:
             for request in samples:
                 request.length_limit = min(request.length_limit, self._config.max_model_len)
@@ -145,6 +150,13 @@ class Scheduler:
             if not was_running and request.in_flight == 0:
                 self._roster.settled(request)
 
+    def observe_step(self, seconds: float, num_tokens: int) -> None:
+        """How long a step took that was planned and applied, for estimates of how soon requests are served."""
+        self._speed.observe_step(seconds, num_tokens)
+        if len(self._roster.waiting):
+            self._speed.observe_queue(seconds, self._num_started)
+        self._num_started = 0
+
     def take_news(self) -> tuple[RequestNews, ...]:
         """What happened to requests since the last call: at most one entry for each."""
         news = tuple([request.take_news() for request in self._with_news])
@@ -179,6 +191,7 @@ class Scheduler:
             looked_up_tokens=kv.looked_up_tokens if self._config.prefix_cache else 0,
             evictions=kv.evictions,
             finished_by_reason=dict(counters.finished),
+            tenants=self._shares.named_counts(),
         )
 
     def check_idle(self) -> None:
@@ -222,6 +235,7 @@ class Scheduler:
     def _launch(self, draft: StepDraft) -> Plan:
         self._counters.steps += 1
         self._counters.preemptions += len(draft.preempted)
+        self._num_started += len(draft.new)
         plan = Plan(
             self._counters.steps,
             tuple(draft.chunks),

@@ -27,6 +27,7 @@ class EngineStats:
     looked_up_tokens: int  # prompt tokens looked up at first admission
     evictions: int  # blocks whose reusable content was given up
     finished_by_reason: dict[FinishReason, int]
+    tenants: tuple[tuple[str, int, int], ...] = ()  # name, running, waiting; of those with a name and a request
 
 
 @dataclass(frozen=True, slots=True)

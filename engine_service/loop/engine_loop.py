@@ -84,6 +84,7 @@ class EngineLoop:
                 now = self._clock()
                 steps = (StepTiming(now - max(started, last_settled), settle.num_tokens),)
                 last_settled = now
+                self._scheduler.observe_step(steps[0].seconds, steps[0].num_tokens)
             self._publish(steps)
             is_idle = plan is None and settle is None
             if is_idle:

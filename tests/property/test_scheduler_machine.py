@@ -103,6 +103,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for together in [items] if are_samples else [[item] for item in items]:
             refusal = self.engine.scheduler.submit(*together)
             if refusal is not None:
+                if refusal.code is RefusalCode.TOO_LATE:
+                    assert patience is not None
+                    return
                 is_too_many = len(together) > self.most_waiting
                 assert refusal.code is (RefusalCode.INVALID if is_too_many else RefusalCode.QUEUE_FULL)
                 return
@@ -137,6 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.engine.settle()
+        self.engine.scheduler.observe_step(1.0, 8)
 
     @precondition(lambda self: len(self.requests) > 2 * len(self.hit))
     @rule(data=st.data())

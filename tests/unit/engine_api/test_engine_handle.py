@@ -259,6 +259,7 @@ def test_every_refusal_has_a_status() -> None:
         RefusalCode.SLOW_READER: "RESOURCE_EXHAUSTED",
         RefusalCode.CANCELLED: "CANCELLED",
         RefusalCode.DEADLINE: "DEADLINE_EXCEEDED",
+        RefusalCode.TOO_LATE: "DEADLINE_EXCEEDED",
         RefusalCode.SHUTTING_DOWN: "UNAVAILABLE",
         RefusalCode.ENGINE_GONE: "UNAVAILABLE",
         RefusalCode.DUPLICATE: "ALREADY_EXISTS",
