@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(subst =,,$(TORCH))
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup run test lint up down bench protos clean
+.PHONY: help setup run test lint up down bench audit protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,12 @@ test: lint ## everything that must be green: lint, then the whole default suite
 bench: setup ## compare targets, write .run/bench (TARGETS="tokenwire vllm" PEERS=folder BENCH="--rounds 3")
 	@$(BIN)/python -m benchmarks.serving.compare --targets $(or $(TARGETS),tokenwire tokenwire-engine inprocess) \
 		$(if $(PEERS),--peers "$(PEERS)") $(BENCH)
+
+audit: setup ## known vulnerabilities of the installed packages (asks pypi.org, fails where it cannot)
+	@mkdir -p .run && $(PYTHON) -m venv .run/audit
+	@.run/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > .run/audit/installed.txt
+	@.run/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .run/audit/installed.txt
 
 protos: setup ## regenerate the stubs
 	$(BIN)/python protos/generate.py

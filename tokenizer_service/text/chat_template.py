@@ -6,7 +6,8 @@ client's: neither is trusted.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tokenizer_service.text.errors import TextError
 from tokenizer_service.text.loading import read_json
 from tokenizer_service.text.template_data import Data
 from tokenizer_service.text.template_sandbox import TemplateSandbox
+from tokenizer_service.text.template_time import MAX_CPU_S, CpuBudget, TookTooLong
 
 # Put after the final message to find its end; two noncharacters, which no text of people has, and a space that
 # shows whether the template keeps the space at the end of a message.
@@ -60,6 +62,7 @@ class ChatTemplate:
         self.knows_calls = "tool_calls" in source
         self.source = source
         self._whose = "the model's" if field is None else "the request's"
+        self._is_clients = field is not None
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -120,24 +123,35 @@ class ChatTemplate:
         return _cut_at_tag(rendered, messages[-1]["content"]) if continue_final_message else rendered
 
     def _generate(self, variables: Data, max_chars: int) -> str:
-        parts: list[str] = []
-        size = 0
+        budget = CpuBudget()
+        # The model's own is trusted not to loop for ever; it is looked at only between its parts.
+        watch = budget.watching(self._template.root_render_func.__code__) if self._is_clients else nullcontext()
         try:
-            for part in self._template.generate(variables):
-                size += len(part)
-                if size > max_chars:
-                    message = f"the rendered prompt exceeds the limit of {max_chars:,} characters"
-                    raise TextError("messages", message)
-                parts.append(part)
+            with watch:
+                return self._joined(self._template.generate(variables), budget, max_chars)
         except TextError:
             raise
+        except TookTooLong as error:
+            message = f"{self._whose} chat template computes for more than {MAX_CPU_S:g} s"
+            raise TextError("messages", message) from error
         except _Refused as error:
             reason = str(error)[:_MAX_REASON_CHARS]
             raise TextError("messages", f"{self._whose} chat template refuses: {reason}") from error
         except Exception as error:  # whatever the template does wrong with these messages
             message = f"{self._whose} chat template cannot render these messages"
             raise TextError("messages", message) from error
-        return "".join(parts)
+
+    @staticmethod
+    def _joined(parts: Iterator[str], budget: CpuBudget, max_chars: int) -> str:
+        kept: list[str] = []
+        size = 0
+        for part in parts:
+            budget.check()
+            size += len(part)
+            if size > max_chars:
+                raise TextError("messages", f"the rendered prompt exceeds the limit of {max_chars:,} characters")
+            kept.append(part)
+        return "".join(kept)
 
 
 def _cut_at_tag(rendered: str, tagged: str) -> str:
