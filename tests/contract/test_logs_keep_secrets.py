@@ -11,7 +11,7 @@ from tests.fixtures.checkpoints import SCRIPT_S1, SCRIPT_S1_TEXT, write_succ
 from tests.fixtures.http_calls import CHAT, COMPLETIONS, RESPONSES
 from tests.fixtures.http_stack import HttpStack, http_stack
 from tokenwire_client import Client, JsonSchema, Message, Regex, Sampling, Tool
-from tokenwire_client.errors import TokenwireError
+from tokenwire_client.errors import TokenwireError, Unauthenticated
 
 KEY, WRONG_KEY = "sk-quetzalcoatl", "sk-huitzilopochtli"
 PROMPT = "xylophonic zugzwang"
@@ -75,7 +75,9 @@ def over_grpc(target: str) -> None:
         Sampling(max_tokens=5, structured_output=JsonSchema({"type": PROMPT})),
         Sampling(max_tokens=5, stop=(PROMPT,), logprobs=3, prompt_logprobs=1),
     )
-    with Client(target, timeout=20) as client:
+    with Client(target, timeout=20, api_key=WRONG_KEY) as stranger, pytest.raises(Unauthenticated):
+        stranger.tokenize(PROMPT)
+    with Client(target, timeout=20, api_key=KEY) as client:
         for sampling in samplings:
             try_to(lambda sampling=sampling: client.generate(PROMPT, sampling, cache_salt=SALT).result())
             try_to(lambda sampling=sampling: client.chat([Message("user", PROMPT)], sampling).result())
