@@ -45,6 +45,7 @@ from service_runtime.model_files import (
     ModelNotFound,
     resolve_model_folder,
     tokenizer_fingerprint,
+    weights_fingerprint,
 )
 from service_runtime.process_tuning import keep_start_up_objects, pause_collection
 
@@ -232,6 +233,7 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         max_model_len=limits.max_model_len,
         eos_token_ids=info.eos_token_ids,
         tokenizer_fingerprint=tokenizer_fingerprint(folder),
+        weights_fingerprint=weights_fingerprint(folder),
         architecture=info.architecture,
         dtype=info.dtype,
         block_size=info.block_size,

@@ -38,6 +38,7 @@ from tokenizer_service.engines.connection import ConnectionLimits, EngineConnect
 from tokenizer_service.engines.discovery import DnsDiscovery, Resolve, resolve_host
 from tokenizer_service.engines.failover import Failover, FailoverLimits
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
+from tokenizer_service.engines.one_model import OneModel
 from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replicas import STATIC, Replicas
@@ -126,6 +127,7 @@ class TokenizerApp:
         link_tls = None if settings.engine_tls is None else LinkTls(settings.engine_tls)
         self._dialer = Dialer(channel_options(), link_tls)
         self._prefixes = PrefixMap(MAX_MAP_BLOCKS)
+        self._one_model = OneModel()
         self.replicas = self._new_replicas()
         self._discoveries = tuple(
             DnsDiscovery.of(name, settings.engine_dns_interval, resolve, self.replicas.replace)
@@ -154,11 +156,12 @@ class TokenizerApp:
             address=address,
             client_name=f"{socket.gethostname()}:{os.getpid()}",
             check=ModelCheck(ours, self._settings.allow_tokenizer_mismatch),
-            limits=ConnectionLimits(),
+            limits=ConnectionLimits(hang_timeout_s=self._settings.engine_hang_timeout),
             dialer=self._dialer,
             jitter=self._dice.random,
             on_change=self._engines_changed.set,
             blocks=self._prefixes.new_holder() if self._settings.routing == Policy.PREFIX.value else None,
+            one_model=self._one_model,
         )
 
     def _new_replicas(self) -> Replicas:
@@ -249,6 +252,7 @@ class TokenizerApp:
             encode_queue=lambda: self.pool.num_queued,
             prefix_map_blocks=lambda: len(self._prefixes),
             engine_tokens=self._engine_tokens,
+            breakers=lambda: [(each.address, each.breaker.state.value) for each in self.replicas.connections],
         )
         credentials = None if self._tls is None else self._tls.grpc_credentials()
         self.port = bind(self._server, settings.host, settings.port, credentials)

@@ -68,6 +68,13 @@ class TokenizerSettings(ServiceSettings):
     operator_port: Port | None = Field(
         None, description="port for operators, who list, add and remove engines; 0: any free one (default: off)"
     )
+    engine_hang_timeout: float = Field(
+        30.0,
+        ge=0.5,
+        le=86_400,
+        description="seconds that an engine which holds work may be silent and take no step; "
+        "then its requests go elsewhere",
+    )
     failover_attempts: int = Field(
         3,
         ge=0,

@@ -98,6 +98,7 @@ def model_info_message(info: EngineInfo, model_name: str, engine_version: str) -
         max_num_requests=info.max_num_requests,
         engine_version=engine_version,
         default_sampling=default_sampling_message(info.default_sampling),
+        weights_fingerprint=info.weights_fingerprint,
     )
 
 

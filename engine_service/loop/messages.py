@@ -84,6 +84,7 @@ class EngineInfo:
     max_num_requests: int
     default_sampling: SamplingDefaults = NEUTRAL_DEFAULTS
     model_folder: str = ""
+    weights_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service_runtime.metrics import Deferred
@@ -105,6 +105,7 @@ class TokenizerMetrics:
         encode_queue: Callable[[], int],
         prefix_map_blocks: Callable[[], int],
         engine_tokens: "Callable[[], Sequence[EngineTokens]]",
+        breakers: Callable[[], Iterable[tuple[str, int]]],
     ) -> None:
         """Reads the gauges from their owners whenever they are asked for."""
         self._active.set_function(active_requests)
@@ -112,6 +113,7 @@ class TokenizerMetrics:
         self._queue.set_function(encode_queue)
         self._map_blocks.set_function(prefix_map_blocks)
         self._engine_tokens.read = engine_tokens
+        self.registry.register(_BreakerStates(breakers))
 
     def count_routed(self, reason: Reason) -> None:
         self._routed[reason].inc()
@@ -154,3 +156,20 @@ class EngineTokensCollector(Collector):
             prompt.add_metric([each.engine], each.prompt)
             cached.add_metric([each.engine], each.cached)
         return (prompt, cached)
+
+
+@dataclass(frozen=True, slots=True)
+class _BreakerStates(Collector):
+    """One sample for each engine there is now."""
+
+    states: Callable[[], Iterable[tuple[str, int]]]
+
+    def collect(self) -> Iterable[Metric]:
+        gauge = GaugeMetricFamily(
+            f"{_PREFIX}_engine_breaker_state",
+            "Circuit breaker of each engine: 0 requests pass, 1 one may try, 2 none passes.",
+            labels=["engine"],
+        )
+        for engine, state in self.states():
+            gauge.add_metric([engine], state)
+        return (gauge,)

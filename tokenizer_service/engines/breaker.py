@@ -74,12 +74,12 @@ class Breaker:
         if not is_open and (self._shut_until is not None or self._failures >= self.limits.failures):
             self.trip()
 
-    def trip(self) -> None:
+    def trip(self, at_least_s: float = 0.0) -> None:
         """Opens it now, whatever was before."""
         self._failures += 1
         self._openings += 1
         self._is_tried = False
-        self._shut_until = self.clock() + self._open_s()
+        self._shut_until = self.clock() + max(at_least_s, self._open_s())
 
     def _open_s(self) -> float:
         doublings = min(max(self._openings - 1, 0), 32)

@@ -6,15 +6,18 @@ Must not know: text, clients, other replicas.
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import grpc
 import structlog
 
 from service_runtime.tls import Dialer
+from tokenizer_service.engines.breaker import Breaker, BreakerLimits
 from tokenizer_service.engines.convert import (
     cancel_message,
     engine_finish,
@@ -23,9 +26,11 @@ from tokenizer_service.engines.convert import (
     submit_message,
     with_logprobs,
 )
+from tokenizer_service.engines.handle_stream import HandleStream
+from tokenizer_service.engines.hang_watch import HangWatch
 from tokenizer_service.engines.kv_watch import watch_blocks
 from tokenizer_service.engines.live_request import LiveRequest
-from tokenizer_service.engines.losses import LOST
+from tokenizer_service.engines.losses import HUNG, LOST, is_failure
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import (
     EngineFinish,
@@ -35,6 +40,7 @@ from tokenizer_service.engines.messages import (
     TokenSink,
     TokenSubmission,
 )
+from tokenizer_service.engines.one_model import OneModel
 from tokenizer_service.engines.prefix_map import Holder
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replica_load import ReplicaLoad
@@ -46,12 +52,16 @@ SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, e
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Times in seconds. `max_queued_submits`: accepted but not yet written to the engine."""
+    """Times in seconds. `max_queued_submits`: accepted but not yet written to the engine.
+
+    `hang_timeout_s`: an engine that holds work and neither says anything nor takes a step for so long is given up.
+    """
 
     open_timeout_s: float = 5.0
     first_backoff_s: float = 0.1
     max_backoff_s: float = 2.0
     max_queued_submits: int = 1024
+    hang_timeout_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class EngineConnection:
     """`run` keeps the session; `submit` uses it. `jitter` gives numbers in [0, 1).
 
     `on_change` is called when the replica becomes usable or stops being so. `blocks` follows what it can reuse.
+    `one_model` is shared by the connections whose engines may go on with each other's requests.
     """
 
     address: str
@@ -69,6 +80,8 @@ class EngineConnection:
     jitter: Callable[[], float]
     on_change: Callable[[], None]
     blocks: Holder | None = None
+    one_model: OneModel = field(default_factory=OneModel)
+    breaker: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(), time.monotonic))
     model: ModelInfo | None = None
     is_draining: bool = False
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
@@ -83,6 +96,10 @@ class EngineConnection:
     _cancels: OrderedDict[tuple[int, int | None], None] = field(default_factory=OrderedDict)
     _has_commands: asyncio.Event = field(default_factory=asyncio.Event)
     _last_complaint: str = ""
+    _hang: HangWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._hang = HangWatch(self.limits.hang_timeout_s, lambda: bool(self._live), time.monotonic)
 
     @property
     def is_connected(self) -> bool:
@@ -93,6 +110,11 @@ class EngineConnection:
     def block_size(self) -> int:
         """Tokens per KV block; 0 while it is not known."""
         return 0 if self.model is None else self.model.block_size
+
+    @property
+    def is_usable(self) -> bool:
+        """It is connected, and has not just failed again and again."""
+        return self.is_connected and self.breaker.allows
 
     @property
     def num_live(self) -> int:
@@ -147,12 +169,7 @@ class EngineConnection:
             model = await self._open(call)
             if not self._accept(model):
                 return False
-            watching = asyncio.create_task(self._watch_blocks(stub, model))
-            try:
-                await self._serve(call)
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+            await self._serve_while_alive(stub, call, model)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
             return self._disconnect()
@@ -160,6 +177,27 @@ class EngineConnection:
             self._disconnect()
             call.cancel()
         return True
+
+    async def _serve_while_alive(
+        self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", call: SessionCall, model: ModelInfo
+    ) -> None:
+        """To the end of the session, or of our patience with an engine that hangs."""
+        serving = asyncio.create_task(self._serve(call))
+        hang = asyncio.create_task(self._hang.wait(partial(_step_age, stub)))
+        watching = asyncio.create_task(self._watch_blocks(stub, model))
+        try:
+            await asyncio.wait({serving, hang}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            else:
+                hang.result()
+                _log.error("engine_hangs", engine=self.address, live_requests=self.num_live)
+                self.breaker.trip(at_least_s=self.limits.hang_timeout_s)
+                self._disconnect(HUNG)
+        finally:
+            for task in (serving, hang, watching):
+                task.cancel()
+            await asyncio.gather(serving, hang, watching, return_exceptions=True)
 
     async def _watch_blocks(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", model: ModelInfo) -> None:
         if self.blocks is not None:
@@ -177,7 +215,7 @@ class EngineConnection:
         return model_info(answer.opened)
 
     def _accept(self, model: ModelInfo) -> bool:
-        complaint = self.check.complaint(model) or ""
+        complaint = self.check.complaint(model) or self.one_model.join(self.address, model.weights_fingerprint) or ""
         if complaint and complaint != self._last_complaint:
             _log.error("engine_mismatch", engine=self.address, reason=complaint)
         self._last_complaint = complaint
@@ -192,6 +230,7 @@ class EngineConnection:
         writer = asyncio.create_task(self._write_commands(call))
         try:
             while isinstance(message := await call.read(), engine_pb2.SessionResponse):
+                self._hang.heard()
                 if message.HasField("draining"):
                     self._note_draining()
                 if message.HasField("load"):
@@ -235,6 +274,7 @@ class EngineConnection:
             finish = None
             if output.HasField("finish"):
                 finish = engine_finish(output.finish)
+                self._judge(finish)
                 self.outstanding_tokens -= live.finish(index)
                 self.load.sample_ended()
                 self._count(finish)
@@ -242,6 +282,12 @@ class EngineConnection:
                     self._forget(handle)
             news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
             live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
+        if self.breaker.is_troubled and any(output.token_ids for output in step.outputs):
+            self.breaker.on_success()
+
+    def _judge(self, finish: EngineFinish) -> None:
+        if finish.refusal is not None and is_failure(finish.refusal) and not self.is_draining:
+            self.breaker.on_failure()
 
     def _count(self, finish: EngineFinish) -> None:
         self.prompt_tokens += finish.usage.prompt_tokens
@@ -260,6 +306,9 @@ class EngineConnection:
                 f"{len(self._submits):,} requests wait to be sent to the engine",
                 retry_after_s=1.0,
             )
+        self.breaker.on_sent()
+        if not self._live:
+            self._hang.begin_work()
         handle = self._next_handle
         self._next_handle += 1
         prompt = len(submission.token_ids)
@@ -273,7 +322,7 @@ class EngineConnection:
         self.load.sent(handle, max(0, known - cached_tokens), samples)
         self._submits[handle] = submission
         self._has_commands.set()
-        return _Stream(self, handle, samples, self.model)
+        return HandleStream(self, handle, samples, self.model)
 
     def cancel(self, handle: int, index: int | None) -> None:
         """Asks the engine to end a live request, or one sample of it; one that was not sent yet never is."""
@@ -297,9 +346,12 @@ class EngineConnection:
         self.load.forget(handle, len(live.unfinished))
         self._note_left()
 
-    def _disconnect(self) -> bool:
+    def _disconnect(self, loss: Refusal = LOST) -> bool:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
         was_usable = self.model is not None
+        if was_usable and not self.is_draining and loss is LOST:
+            self.breaker.on_failure()
+        self.one_model.leave(self.address)
         self.model = None
         self.is_draining = False
         self.load.lost()
@@ -308,36 +360,17 @@ class EngineConnection:
         for handle in list(self._live):
             live = self._live[handle]
             self._forget(handle)
-            live.sink.on_lost(LOST)
+            live.sink.on_lost(loss)
         if was_usable:
             _log.warning("engine_disconnected", engine=self.address)
             self.on_change()
         return was_usable
 
 
-@dataclass(slots=True)
-class _Stream:
-    """ReplicaStream of one handle."""
-
-    connection: EngineConnection
-    handle: int
-    num_samples: int
-    model: ModelInfo
-    cancelled: set[int] = field(default_factory=set)
-
-    @property
-    def replica(self) -> str:
-        return self.connection.address
-
-    def cancel(self, index: int | None = None) -> None:
-        if self.num_samples == 1:
-            index = None  # the one sample is all
-        new = set(range(self.num_samples)) if index is None else {index}
-        if new <= self.cancelled:
-            return
-        self.cancelled |= new
-        self.connection.cancel(self.handle, index)
-
-    def close(self) -> None:
-        self.cancel()
-        self.connection.forget(self.handle)
+async def _step_age(stub: "engine_pb2_grpc.EngineServiceAsyncStub", timeout_s: float) -> float | None:
+    """Seconds since the engine's last step; None when it does not answer in time or has taken none."""
+    try:
+        load = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=timeout_s)
+    except grpc.aio.AioRpcError:
+        return None
+    return load.last_step_age.ToNanoseconds() / 1e9 if load.HasField("last_step_age") else None

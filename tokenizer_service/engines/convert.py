@@ -65,6 +65,7 @@ def cancel_message(handle: int, index: int | None) -> engine_pb2.SessionRequest:
 
 def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
     model = opened.model
+    weights = f"{model.weights_fingerprint}/{model.dtype}" if model.weights_fingerprint else ""
     return ModelInfo(
         name=model.model_name,
         vocab_size=model.vocab_size,
@@ -73,6 +74,7 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         engine_epoch=opened.engine_epoch,
         default_sampling=sampling_options(model.default_sampling),
+        weights_fingerprint=weights,
         block_size=model.block_size,
     )
 

@@ -50,7 +50,7 @@ class Router:
         self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()
     ) -> ReplicaStream | Refusal:
         """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
-        usable = [connection for connection in self.connections if connection.is_connected]
+        usable = [connection for connection in self.connections if connection.is_usable]
         usable = [connection for connection in usable if connection.address not in avoid] or usable
         if not usable:
             return no_engine()

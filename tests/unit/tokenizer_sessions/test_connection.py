@@ -8,6 +8,7 @@ from service_runtime.tls import Dialer
 from tokenizer_service.engines.choice import Policy
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.convert import engine_finish, submit_message
+from tokenizer_service.engines.live_request import LiveRequest
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.messages import (
     EngineFinish,
@@ -204,3 +205,40 @@ def test_the_engines_field_names_become_the_clients(field: str, ours: str) -> No
     assert finish.refusal is not None
     assert [item.field for item in finish.refusal.violations] == [ours]
     assert (finish.reason, finish.usage) == (FinishReason.ERROR, Usage(1, 2, 3))
+
+
+async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while() -> None:
+    """A full queue and a client's mistake are no failures; a token closes the breaker."""
+    made = connection()
+    codes = {"full": 8, "invalid": 3, "failed": 13, "gone": 14}
+
+    def end(code: int) -> None:
+        made.submit(submission(1), Sink())
+        handle = made._next_handle - 1
+        error = outcome_pb2.RequestError(grpc_code=code, message="m")
+        finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_ERROR, error=error)
+        made._dispatch(step(engine_pb2.RequestOutput(handle=handle, finish=finish)))
+
+    for name in ("full", "invalid") * 5:
+        end(codes[name])
+    assert made.is_usable
+    for name in ("gone", "failed", "gone"):
+        assert made.is_usable
+        end(codes[name])
+    assert (made.is_connected, made.is_usable) == (True, False)
+    refused = Router((made,)).submit(submission(1), Sink())
+    assert isinstance(refused, Refusal)
+    made._live[99] = LiveRequest(Sink(), 1, [5], {0}, False)
+    made.outstanding_tokens += 6
+    made._dispatch(step(engine_pb2.RequestOutput(handle=99, token_ids=[1])))
+    assert made.is_usable
+
+
+async def test_a_draining_replica_does_not_fail() -> None:
+    made = connection()
+    made._note_draining()
+    made._disconnect()
+    assert not made.breaker.is_troubled
+    made.model = MODEL
+    made._disconnect()
+    assert made.breaker.is_troubled

@@ -718,6 +718,7 @@ class GetModelInfoResponse(_message.Message):
     MAX_NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     ENGINE_VERSION_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name that clients use."""
     vocab_size: _builtins.int
@@ -735,6 +736,11 @@ class GetModelInfoResponse(_message.Message):
     num_blocks: _builtins.int
     max_num_requests: _builtins.int
     engine_version: _builtins.str
+    weights_fingerprint: _builtins.str
+    """Hex digest over the model's configuration, and over the names, shapes, sizes
+    and samples of its weights: engines with the same one and the same dtype
+    may go on with each other's requests. Empty: unknown.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -759,10 +765,11 @@ class GetModelInfoResponse(_message.Message):
         max_num_requests: _builtins.int = ...,
         engine_version: _builtins.str = ...,
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
+        weights_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
