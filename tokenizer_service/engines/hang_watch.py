@@ -44,7 +44,7 @@ class HangWatch:
                 await self._has_work.wait()
             silent = self.clock() - self._moved_at
             if silent < self.timeout_s / 2:
-                await self.sleep(self.timeout_s / 2 - silent)
+                await self.sleep(max(self.timeout_s / 2 - silent, self.timeout_s / 64))
                 continue
             age = await ask(self.timeout_s / 4)
             if age is not None:
