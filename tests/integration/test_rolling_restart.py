@@ -14,7 +14,7 @@ from tests.integration.probes import FOREVER, forever, forever_ids
 from tokenwire_client import AsyncClient
 
 NUM_CLIENTS = 6
-LONG, SHORT = 400, 20
+LONG, SHORT = 1500, 20
 
 
 @dataclass(slots=True)
@@ -23,12 +23,14 @@ class Fleet:
 
     model: Path
     logs: Path
+    engine_grace_s: float
     running: dict[str, ServiceProcess] = field(default_factory=dict)
     flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
     generation: int = 0
 
     async def start(self) -> None:
-        engines = [self._launch(name, "engine_service", "--num-blocks", "512") for name in ("engine-1", "engine-2")]
+        flags = ("--num-blocks", "1024", "--drain-timeout", str(self.engine_grace_s))
+        engines = [self._launch(name, "engine_service", *flags) for name in ("engine-1", "engine-2")]
         addresses = [f"127.0.0.1:{await engine.port()}" for engine in engines]
         links = [flag for address in addresses for flag in ("--engine", address)]
         for name in ("tokenizer-1", "tokenizer-2"):
@@ -67,8 +69,8 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet(model: Path, logs: Path) -> AsyncIterator[Fleet]:
-    fleet = Fleet(model, logs)
+async def running_fleet(model: Path, logs: Path, engine_grace_s: float) -> AsyncIterator[Fleet]:
+    fleet = Fleet(model, logs, engine_grace_s)
     try:
         await fleet.start()
         yield fleet
@@ -102,8 +104,11 @@ class Load:
 
 
 @pytest.mark.slow
-async def test_no_request_fails_while_all_services_are_replaced(succ_folder: Path, tmp_path: Path) -> None:
-    async with running_fleet(succ_folder, tmp_path) as fleet:
+@pytest.mark.parametrize("engine_grace_s", [30.0, 0.1], ids=["streams finish", "streams go on elsewhere"])
+async def test_no_request_fails_while_all_services_are_replaced(
+    succ_folder: Path, tmp_path: Path, engine_grace_s: float
+) -> None:
+    async with running_fleet(succ_folder, tmp_path, engine_grace_s) as fleet:
         targets = [fleet.target("tokenizer-1"), fleet.target("tokenizer-2")]
         async with AsyncClient(targets) as client:
             load = Load(client)
@@ -121,3 +126,5 @@ async def test_no_request_fails_while_all_services_are_replaced(succ_folder: Pat
             await running
     assert load.failures == []
     assert load.served > 4 * NUM_CLIENTS
+    logs = "".join(log.read_text() for log in tmp_path.glob("tokenizer-*.log"))
+    assert ('"request_resumed"' in logs) is (engine_grace_s < 1.0)
