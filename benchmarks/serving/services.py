@@ -66,13 +66,23 @@ async def start_services(
 ) -> Services:
     """Returns once the tokenizer service is SERVING, for which it needs the engine."""
     engine = await start_engine(model, log, engine_flags, environment, deadline, started)
-    flags = ("--engine", engine.address, "--http-port", "0", *tokenizer_flags)
-    process = _service("tokenizer_service", log.with_suffix(".tokenizer.log"), model, flags, environment)
+    flags = ("--engine", engine.address, *tokenizer_flags)
+    target, url = await start_tokenizer(model, log, flags, environment, deadline, started)
+    return Services(engine, target, url, engine.version)
+
+
+async def start_tokenizer(
+    model: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str], deadline: float, started: Started
+) -> tuple[str, str]:
+    """The gRPC address and the HTTP URL, once the service is SERVING; `flags` name its engines."""
+    process = _service(
+        "tokenizer_service", log.with_suffix(".tokenizer.log"), model, ("--http-port", "0", *flags), environment
+    )
     started(process)
     listening = await _event(process, "listening", deadline)
     target = f"127.0.0.1:{listening['grpc_port']}"
     await _wait_until_serving(target, process, deadline)
-    return Services(engine, target, f"http://127.0.0.1:{listening['http_port']}", engine.version)
+    return target, f"http://127.0.0.1:{listening['http_port']}"
 
 
 def _service(module: str, log: Path, model: Path, flags: Sequence[str], environment: Mapping[str, str]) -> GroupProcess:
