@@ -237,8 +237,8 @@ class TokenizerApp:
         return self.router.num_connected > 0 and not self._is_draining
 
     def _engine_tokens(self) -> list[EngineTokens]:
-        connections = [replica.connection for replica in self.replicas.all()]
-        return [EngineTokens(each.address, each.prompt_tokens, each.cached_tokens) for each in connections]
+        loads = [(replica.address, replica.connection.load) for replica in self.replicas.all()]
+        return [EngineTokens(address, load.prompt_tokens, load.cached_tokens) for address, load in loads]
 
     async def start(self) -> None:
         """Listens and connects to the engines. Raises PortInUse."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine_service.api.engine_handle import Connection
 from engine_service.api.kv_feed import KvFeed
-from engine_service.core.kv_events import BlocksRemoved, BlockStored, CacheSnapshot, EventsLost, KvEvent
+from engine_service.core.kv_events import DIGEST_BYTES, BlocksRemoved, BlockStored, CacheSnapshot, EventsLost, KvEvent
 
 MAX_WATCHERS = 64
 MAX_UNREAD_BLOCKS = 65_536
@@ -101,7 +101,10 @@ class _Mirror:
                     self._tell(False, b"".join(event.digests), len(event.digests))
 
     def _begin(self, snapshot: CacheSnapshot) -> None:
-        self.blocks = dict.fromkeys([block.digest for block in snapshot.blocks])
+        joined = snapshot.digests
+        self.blocks = dict.fromkeys(
+            [joined[place : place + DIGEST_BYTES] for place in range(0, len(joined), DIGEST_BYTES)]
+        )
         self._has_begun = True
         for watcher in self.watchers:
             watcher.reset()

@@ -30,9 +30,13 @@ class BlocksRemoved(NamedTuple):
 
 
 class CacheSnapshot(NamedTuple):
-    """All blocks that can be found now, parents before children: what was told before counts no more."""
+    """All blocks that can be found now, parents before children: what was told before counts no more.
 
-    blocks: tuple[BlockStored, ...]
+    `digests` are of all, joined. `blocks` are those without a salt, where tokens were asked for, else none.
+    """
+
+    digests: bytes
+    blocks: tuple[BlockStored, ...] = ()
 
 
 class EventsLost(NamedTuple):

@@ -162,7 +162,9 @@ class PrefixIndex:
         self._tells_tokens = with_tokens
         if log is not None:
             # In the order of publication: a parent is there before its children.
-            log.add((CacheSnapshot(tuple([entry.stored(with_tokens) for entry in self._by_key.values()])),))
+            digests = b"".join([key[:DIGEST_BYTES] for key in self._by_key])
+            public = [entry.stored(True) for entry in self._by_key.values() if not entry.salt] if with_tokens else []
+            log.add((CacheSnapshot(digests, tuple(public)),))
 
     def _tokens(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
         return tuple(token_ids[number * self._block_size : (number + 1) * self._block_size])
@@ -211,4 +213,4 @@ class NullPrefixIndex:
 
     def watch(self, log: KvEventLog | None, with_tokens: bool = True) -> None:
         if log is not None:
-            log.add((CacheSnapshot(()),))
+            log.add((CacheSnapshot(b""),))

@@ -22,6 +22,9 @@ def apply(events: tuple[KvEvent, ...], known: dict[bytes, tuple[int, ...]]) -> N
             case CacheSnapshot():
                 known.clear()
                 apply(event.blocks, known)
+                digests = [event.digests[place : place + 16] for place in range(0, len(event.digests), 16)]
+                assert set(known) <= set(digests)
+                known |= dict.fromkeys(set(digests) - set(known), ())
             case BlockStored():
                 assert event.digest not in known
                 assert not (event.is_salted and event.token_ids)

@@ -33,7 +33,6 @@ from tokenizer_service.engines.live_request import LiveRequest
 from tokenizer_service.engines.losses import HUNG, LOST, is_failure
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import (
-    EngineFinish,
     ModelInfo,
     ReplicaStream,
     TokenNews,
@@ -87,8 +86,6 @@ class EngineConnection:
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     is_leaving: bool = False
     outstanding_tokens: int = 0
-    prompt_tokens: int = 0  # of requests that have ended
-    cached_tokens: int = 0  # of these
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _next_handle: int = 1
     _live: dict[int, LiveRequest] = field(default_factory=dict)
@@ -276,8 +273,7 @@ class EngineConnection:
                 finish = engine_finish(output.finish)
                 self._judge(finish)
                 self.outstanding_tokens -= live.finish(index)
-                self.load.sample_ended()
-                self._count(finish)
+                self.load.sample_ended(finish.usage)
                 if not live.unfinished:
                     self._forget(handle)
             news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
@@ -288,10 +284,6 @@ class EngineConnection:
     def _judge(self, finish: EngineFinish) -> None:
         if finish.refusal is not None and is_failure(finish.refusal) and not self.is_draining:
             self.breaker.on_failure()
-
-    def _count(self, finish: EngineFinish) -> None:
-        self.prompt_tokens += finish.usage.prompt_tokens
-        self.cached_tokens += finish.usage.cached_tokens
 
     def submit(self, submission: TokenSubmission, sink: TokenSink, cached_tokens: int = 0) -> ReplicaStream | Refusal:
         """Hands a generation to the engine; refused at once when not connected or too much is unsent.

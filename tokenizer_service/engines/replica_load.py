@@ -5,6 +5,8 @@ Must not know: how a replica is chosen or reached.
 
 from dataclasses import dataclass, field
 
+from tokenizer_service.engines.messages import Usage
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
@@ -25,12 +27,15 @@ class EngineLoad:
 @dataclass(slots=True)
 class ReplicaLoad:
     """`queued_tokens`: prompt tokens to compute before the first token of what waits. `streams`: samples that run or
-    wait. Work of other clients is what the engine told beyond our own at that moment.
+    wait. Work of other clients is what the engine told beyond our own at that moment. `prompt_tokens` and
+    `cached_tokens` are of samples that have ended.
     """
 
     queued_tokens: int = 0
     streams: int = 0
     told: EngineLoad | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     _others_tokens: int = 0
     _others_streams: int = 0
     _queued: dict[int, int] = field(default_factory=dict)
@@ -52,8 +57,10 @@ class ReplicaLoad:
         """Its first token has come: the prompt is computed."""
         self.queued_tokens -= self._queued.pop(handle, 0)
 
-    def sample_ended(self) -> None:
+    def sample_ended(self, usage: Usage) -> None:
         self.streams -= 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
 
     def forget(self, handle: int, unfinished_samples: int) -> None:
         """The request has ended, whatever of it still ran."""

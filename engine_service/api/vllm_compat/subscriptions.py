@@ -46,12 +46,8 @@ class Subscription:
 
 def _public(event: KvEvent) -> KvEvent | None:
     """The event as far as it is about blocks without a salt."""
-    match event:
-        case BlockStored() | BlocksRemoved():
-            return None if event.is_salted else event
-        case CacheSnapshot():
-            return CacheSnapshot(tuple(block for block in event.blocks if not block.is_salted))
-    return event
+    is_salted = isinstance(event, BlockStored | BlocksRemoved) and event.is_salted
+    return None if is_salted else event
 
 
 class Subscriptions:

@@ -121,15 +121,15 @@ def test_a_log_of_events_is_bounded_and_a_snapshot_heals_it() -> None:
     assert log.take() == (EventsLost(),)
     log.add([BlocksRemoved((b"1",))])
     assert log.take() == ()
-    log.add([CacheSnapshot(()), BlocksRemoved((b"2",))])
-    assert log.take() == (CacheSnapshot(()), BlocksRemoved((b"2",)))
+    log.add([CacheSnapshot(b""), BlocksRemoved((b"2",))])
+    assert log.take() == (CacheSnapshot(b""), BlocksRemoved((b"2",)))
 
 
 async def test_a_subscription_begins_with_a_snapshot() -> None:
     subscription = Subscription()
     subscription.add([BlocksRemoved((b"1",))])
-    subscription.add([CacheSnapshot(()), BlocksRemoved((b"2",))])
-    assert await asyncio.wait_for(subscription.take(), 5) == (CacheSnapshot(()), BlocksRemoved((b"2",)))
+    subscription.add([CacheSnapshot(b""), BlocksRemoved((b"2",))])
+    assert await asyncio.wait_for(subscription.take(), 5) == (CacheSnapshot(b""), BlocksRemoved((b"2",)))
     subscription.end()
     assert await asyncio.wait_for(subscription.take(), 5) == ()
 

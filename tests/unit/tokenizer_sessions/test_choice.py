@@ -9,7 +9,7 @@ from tokenizer_service.engines.block_digests import block_digests
 from tokenizer_service.engines.choice import Candidate, Draw, Policy, Reason, Weights, choose
 from tokenizer_service.engines.connection import EngineConnection
 from tokenizer_service.engines.expected import ExpectedBlocks
-from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission
+from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission, Usage
 from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.engines.replica_load import EngineLoad, ReplicaLoad
@@ -105,7 +105,8 @@ def test_load_counts_our_own_to_the_moment_and_others_by_what_was_told() -> None
     assert (load.all_queued_tokens, load.all_streams) == (450, 5)
     load.began(1)
     assert (load.all_queued_tokens, load.all_streams) == (350, 5)
-    load.sample_ended()
+    load.sample_ended(Usage(10, 1, 4))
+    assert (load.prompt_tokens, load.cached_tokens) == (10, 4)
     load.forget(1, 1)
     load.forget(2, 1)
     assert (load.all_queued_tokens, load.all_streams) == (300, 2)
