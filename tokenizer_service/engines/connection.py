@@ -33,6 +33,7 @@ from tokenizer_service.engines.live_request import LiveRequest
 from tokenizer_service.engines.losses import HUNG, LOST, is_failure
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import (
+    EngineFinish,
     ModelInfo,
     ReplicaStream,
     TokenNews,
