@@ -49,7 +49,7 @@ async def _kill_in_turn(fleet: Fleet, end: float) -> int:
     loop = asyncio.get_running_loop()
     for number in itertools.count():
         await asyncio.sleep(KILL_EVERY_S)
-        while await fleet.num_connected() < 2 and loop.time() < end:
+        while await fleet.num_connected() < 2 and loop.time() < end:  # noqa: ASYNC110 (nothing announces it)
             await asyncio.sleep(0.2)
         if loop.time() >= end:
             return number
