@@ -70,7 +70,7 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     _add_service(grpc_server, server, handle, door, signals)
     await health.add_to(grpc_server)
     try:
-        tls = None if server.tls is None else ServerTls(server.tls)
+        tls = None if server.tls is None else ServerTls(server.tls).grpc_credentials()
         facade = _facade(server, handle, door, tls)
         metrics_server = start_metrics_server(
             registry, server.metrics_host, server.metrics_port, lambda: health.is_serving
@@ -143,7 +143,9 @@ def _add_service(
     add_to_server(service, grpc_server)
 
 
-def _facade(server: ServerConfig, handle: EngineHandle, door: Door, tls: ServerTls | None) -> _Facade | None:
+def _facade(
+    server: ServerConfig, handle: EngineHandle, door: Door, tls: grpc.ServerCredentials | None
+) -> _Facade | None:
     """None when it is off. Its packages are imported only here. Raises GatewayExtraMissing, PortInUse."""
     if server.vllm_compat_port is None:
         return None
@@ -162,7 +164,7 @@ def _facade(server: ServerConfig, handle: EngineHandle, door: Door, tls: ServerT
         host=server.vllm_compat_host,
         port=server.vllm_compat_port,
         max_request_bytes=server.max_request_bytes,
-        tls=tls,
+        credentials=tls,
     )
     return _Facade(facade, port)
 
@@ -172,7 +174,7 @@ async def _listen(
     facade: _Facade | None,
     server: ServerConfig,
     metrics_port: int,
-    tls: ServerTls | None,
+    tls: grpc.ServerCredentials | None,
 ) -> None:
     grpc_port = bind(grpc_server, server.host, server.port, tls)
     await grpc_server.start()

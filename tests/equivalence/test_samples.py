@@ -5,13 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine_service.core.sampling import SamplingParams
-from tests.fixtures.checkpoints import HIST_VOCAB, write_hist
+from tests.fixtures.checkpoints import HIST_VOCAB, load_reference, write_hist
 from tests.fixtures.engine_run import EngineRun, EngineSize
+from tests.fixtures.reference_sampling import boundary_distance
 
 COUNT = 4
 MAX_INT64 = 2**63 - 1
+ROUNDING = 1e-5
+"""Of a probability, when the sums before it are made in another order in float32."""
 PARAMS = SamplingParams(max_tokens=24, seed=11, ignore_eos=True)
 # Around block boundaries (16, 32), one block, less than one, several chunks.
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 100, 129)
@@ -90,7 +94,7 @@ def test_a_sample_equals_a_single_request(name: str, backend: str, folder: Path,
     expected = [tokens for place, tokens in enumerate(single) if place // COUNT % case.every == 0]
     for _ in range(2 if backend == "cpu" else 1):  # the second time with a warm cache; torch is slow
         answers = run.run(requests, samples=COUNT)
-        assert [answer.token_ids for answer in answers] == expected
+        assert_equal_but_for_ties([answer.token_ids for answer in answers], expected, case.every, folder, backend)
         for place, answer in enumerate(answers):
             assert answer.finish is not None
             assert answer.finish.completion_tokens == PARAMS.max_tokens
@@ -102,6 +106,24 @@ def test_a_sample_equals_a_single_request(name: str, backend: str, folder: Path,
     assert (run.copies > 0) == (case.size.max_num_requests > 1)
     assert (stats.used_blocks, run.rows_held) == (0, 0)
     run.close()
+
+
+def assert_equal_but_for_ties(
+    found: list[list[int]], expected: list[list[int]], every: int, folder: Path, backend: str
+) -> None:
+    """Our kernels: equal. Plain torch rounds products by the batch's shape on some CPUs: there a text may part from the
+    other where the drawn number lies within rounding of the boundary between the two tokens, and only there."""
+    if backend == "cpu":
+        assert found == expected
+        return
+    requests = [(prompt, params.seed + sample) for prompt, params in REQUESTS[::every] for sample in range(COUNT)]
+    for (prompt, seed), one, other in zip(requests, found, expected, strict=True):
+        place = next((place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
+        if place is not None:
+            tokens = [*prompt, *one[:place]]
+            logits = load_reference(folder)(torch.tensor([tokens])).logits[0, -1].tolist()
+            distance = boundary_distance(logits, seed, len(tokens), one[place], other[place])
+            assert distance < ROUNDING, (place, one, other)
 
 
 def test_samples_differ(single: list[list[int]]) -> None:
