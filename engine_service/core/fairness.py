@@ -86,12 +86,14 @@ class FairShares:
     With one tenant nothing is shared: no rule here holds it back and its counters need not move.
     """
 
-    def __init__(self, slots: int) -> None:
-        """`slots` requests may run at the same time."""
+    def __init__(self, slots: int, slack: float = 0.0) -> None:
+        """`slots` requests may run at the same time. `slack`: see `urgency`."""
         self._slots = slots
+        self._slack = slack
         self._reserve = max(1, slots // RESERVE_DIVISOR)
         self._present: OrderedDict[str, Tenant] = OrderedDict()  # the longest unseen first
         self._total_weight = 0
+        self.outstanding = 0  # requests, running and waiting; told before each step
 
     @property
     def is_shared(self) -> bool:
@@ -145,6 +147,24 @@ class FairShares:
     def exceeds_share(self, tenant: Tenant, more: int = 0) -> bool:
         """Whether it runs, with `more` requests, more than its part of the slots."""
         return (tenant.running + more) * self._total_weight > self._slots * tenant.weight
+
+    def asks_beyond(self, tenant: Tenant) -> bool:
+        """Whether it has more requests, running and waiting, than its part of the slots, and more than half of its part
+        of all requests (a burst beside a flood is no flood).
+        """
+        mine = (tenant.running + tenant.waiting) * self._total_weight
+        return mine > self._slots * tenant.weight and 2 * mine > self.outstanding * tenant.weight
+
+    def urgency(self, account: Account) -> float:
+        """The lower, the earlier: what it was served, less `slack` (over its weight) while it asks for no more than its
+        share.
+
+        Such a tenant is served about as much as others, now less, now a bit more: without slack it would then wait
+        until all others have caught up. What tenants differ by grows by the slack, not more.
+        """
+        if self.asks_beyond(account.tenant):
+            return account.served
+        return account.served - self._slack / account.tenant.weight
 
     def may_start(self, tenant: Tenant, num_running: int, num_queues: int) -> bool:
         """Whether one more of its requests may run beside `num_running`. A tenant with none always may.

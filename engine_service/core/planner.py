@@ -12,7 +12,7 @@ from engine_service.core.plan import Chunk, NewRequest
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
 from engine_service.core.scheduler_config import MIN_PREFILL_BESIDE_DECODES, ROWS_PER_TILE, SchedulerConfig
-from engine_service.core.waiting import Service, Turns, by_service
+from engine_service.core.waiting import Service, Turns, service_order
 
 MAX_TIMES_PASSED = 16
 """So many later requests may be admitted before one that does not fit yet; then the queue waits for it."""
@@ -31,7 +31,7 @@ class StepDraft:
     """A step under construction. `requests` are those of `chunks`, one by one.
 
     `room` is what is left of the step's tokens, `budget` what prompts may take of it beside the decodes. `lifts`: the
-    decodes are all of tenants beyond their share, so prompts of others may take the whole room.
+    decodes are all of tenants that ask for more than their share, so prompts of others may take the whole room.
     """
 
     __slots__ = (
@@ -77,7 +77,8 @@ class Planner:
     def draft(self) -> StepDraft:
         draft = StepDraft(self._config.step_token_budget)
         prefilling = self._add_decodes(draft)
-        with closing(self._roster.waiting.turns()) as turns:
+        self._shares.outstanding = len(self._roster.running) + len(self._roster.waiting)
+        with closing(self._roster.waiting.turns(self._shares)) as turns:
             if self._shares.is_shared:
                 self._charge_decodes(draft)
                 self._add_by_service(draft, prefilling, turns)
@@ -131,7 +132,7 @@ class Planner:
         served tenant of the worst priority comes last."""
         running = self._roster.running
         if self._shares.is_shared and self._kv.pool.num_free < len(running):
-            return sorted(running, key=by_service)
+            return sorted(running, key=service_order(self._shares))
         return running.copy()
 
     def _grow(self, request: Request, draft: StepDraft, order: list[Request]) -> tuple[int, ...]:
@@ -160,18 +161,18 @@ class Planner:
             tokens[account] = tokens.get(account, 0) + 1
         for account, count in tokens.items():
             account.charge(0, count)
-        draft.lifts = all(self._shares.exceeds_share(account.tenant) for account in tokens)
+        draft.lifts = all(self._shares.asks_beyond(account.tenant) for account in tokens)
 
     def _budget_for(self, draft: StepDraft, request: Request) -> int:
         """Tokens that the step has left for this request."""
-        if draft.lifts and not self._shares.exceeds_share(request.account.tenant):
+        if draft.lifts and not self._shares.asks_beyond(request.account.tenant):
             return draft.room
         return draft.budget
 
     def _add_by_service(self, draft: StepDraft, prefilling: list[Request], turns: Turns) -> None:
         """Prefills of the least served tenants first; before each, those that wait and are served less."""
-        for request in sorted(prefilling, key=by_service):
-            self._add_waiting(draft, turns, (request.priority, request.account.served))
+        for request in sorted(prefilling, key=service_order(self._shares)):
+            self._add_waiting(draft, turns, (request.priority, self._shares.urgency(request.account)))
             if request.status is _RUNNING and (budget := self._budget_for(draft, request)):
                 self._add_chunk(draft, request, budget)
 

@@ -33,6 +33,9 @@ from engine_service.core.speed import Speed
 from engine_service.core.stats import Counters, EngineStats, StepRecord
 from engine_service.core.stopping import finish_reason
 
+SLACK_STEPS = 8
+"""A tenant within its share may be ahead of others by so many steps' tokens."""
+
 MAX_PLANS_IN_FLIGHT = 8
 """More unsettled plans than any pipeline needs: a caller that gets here does not settle."""
 
@@ -62,7 +65,7 @@ class Scheduler:
         index: BlockIndex = PrefixIndex(config.block_size, hash_function) if config.prefix_cache else NullPrefixIndex()
         self._kv = KvManager(BlockPool(config.num_blocks), index, config.block_size)
         self._roster = Roster(self._kv)
-        self._shares = FairShares(config.max_num_requests)
+        self._shares = FairShares(config.max_num_requests, SLACK_STEPS * config.step_token_budget)
         self._planner = Planner(config, self._kv, self._roster, self._shares)
         self._speed = Speed(config.step_token_budget)
         self._num_started = 0

@@ -4,16 +4,20 @@ Must not know: blocks, budgets, the clock.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
-from engine_service.core.fairness import Account
+from engine_service.core.fairness import Account, FairShares
 from engine_service.core.family import Family
 from engine_service.core.request import Request, RequestStatus
 
 QueueKey = tuple[int, bool, float, int]
 Service = tuple[int, float]
-"""Priority and what the tenant has been served: the lower, the earlier."""
+"""Priority and the tenant's urgency (see FairShares): the lower, the earlier."""
+
+MOST_COMPARED = 16
+"""So many of the least served are looked at for one that is more urgent: all, where fewer wait."""
 
 MAX_IDLE_LANES = 64
 """Priorities that are remembered although nothing waits there."""
@@ -32,8 +36,9 @@ def by_turn(request: Request) -> QueueKey:
     return (request.priority, is_new, request.arrival, request.request_id)
 
 
-def by_service(request: Request) -> tuple[int, float, float, int]:
-    return (request.priority, request.account.served, request.arrival, request.request_id)
+def service_order(shares: FairShares) -> Callable[[Request], tuple[int, float, float, int]]:
+    """Of requests that run, the most urgent first."""
+    return lambda item: (item.priority, shares.urgency(item.account), item.arrival, item.request_id)
 
 
 class Lane:
@@ -48,6 +53,7 @@ class Lane:
         self.num_waiting = 0
         self._heap: list[tuple[float, int, Account]] = []
         self._entered: set[Account] = set()  # those in the heap
+        self._out: set[Account] = set()  # those that are taken out
         self._order = count()
         self._last: Account | None = None  # whose queue became empty last
 
@@ -56,7 +62,7 @@ class Lane:
         heap = self._heap
         while heap:
             served, order, account = heap[0]
-            if account not in self.requests:
+            if account not in self.requests or account in self._out:
                 heappop(heap)
                 self._entered.discard(account)
             elif served < account.served:
@@ -65,6 +71,18 @@ class Lane:
                 return account
         return None
 
+    def most_urgent(self, shares: FairShares) -> tuple[float, Account] | None:
+        """The account whose turn it is, and its urgency."""
+        least = self.least()
+        if least is None:
+            return None
+        urgency = shares.urgency(least)
+        if urgency == least.served and shares.is_shared:  # asks for more than its share: another may come first
+            others = [entry[2] for entry in self._heap[:MOST_COMPARED] if entry[2] in self.requests]
+            found = [(shares.urgency(other), other) for other in others if other not in self._out]
+            return min(found, key=lambda pair: pair[0])
+        return urgency, least
+
     def least_served(self) -> float:
         """What a tenant is lifted to that had nothing waiting."""
         account = self.least() or self._last
@@ -72,11 +90,13 @@ class Lane:
 
     def take_out(self, account: Account) -> None:
         """The account is left out of `least` until `put_back`."""
-        assert self._heap[0][2] is account
-        heappop(self._heap)
-        self._entered.discard(account)
+        self._out.add(account)
 
     def put_back(self, account: Account) -> None:
+        self._out.discard(account)
+        self._enter(account)
+
+    def _enter(self, account: Account) -> None:
         if account in self.requests and account not in self._entered:
             self._entered.add(account)
             heappush(self._heap, (account.served, next(self._order), account))
@@ -99,7 +119,7 @@ class Lane:
         requests = self.requests.get(request.account)
         if requests is None:
             self.requests[request.account] = [request]
-            self.put_back(request.account)
+            self._enter(request.account)
         else:
             insort(requests, request, key=by_turn)
 
@@ -116,8 +136,9 @@ class Turns:
     `close` must follow: until then skipped tenants are out of the order. Counters may move meanwhile.
     """
 
-    def __init__(self, lanes: list[Lane], priorities: list[int]) -> None:
+    def __init__(self, lanes: list[Lane], priorities: list[int], shares: FairShares) -> None:
         self._lanes = lanes
+        self._shares = shares
         self._priorities = priorities
         self._place = 0
         self._skipped: list[tuple[Lane, Account]] = []
@@ -129,11 +150,12 @@ class Turns:
         """Whose turn it is; None when there is nobody, or nobody `before` that service."""
         while self._place < len(self._lanes):
             lane = self._lanes[self._place]
-            account = lane.least()
-            if account is None:
+            found = lane.most_urgent(self._shares)
+            if found is None:
                 self._place += 1
                 continue
-            if before is not None and (self._priorities[self._place], account.served) >= before:
+            urgency, account = found
+            if before is not None and (self._priorities[self._place], urgency) >= before:
                 return None
             requests = lane.requests[account]
             place = self._num_passed.get(account, 0)
@@ -230,9 +252,9 @@ class WaitingQueue:
             self._lanes[request.priority].hide(request)
             self._held[request.request_id] = request
 
-    def turns(self) -> Turns:
+    def turns(self, shares: FairShares) -> Turns:
         """A pass over the order; nothing may be added until it is closed."""
-        return Turns([self._lanes[priority] for priority in self._priorities], self._priorities)
+        return Turns([self._lanes[priority] for priority in self._priorities], self._priorities, shares)
 
     def lanes(self) -> list[tuple[int, Lane]]:
         """In order of priority."""

@@ -9,7 +9,7 @@ import pytest
 
 from engine_service.core.block_pool import BlockPool
 from engine_service.core.deadlines import DeadlineQueue
-from engine_service.core.fairness import Account, Tenant
+from engine_service.core.fairness import Account, FairShares, Tenant
 from engine_service.core.kv_manager import blocks_for
 from engine_service.core.outcome import FinishReason
 from engine_service.core.request import RequestStatus
@@ -113,7 +113,7 @@ def test_waiting_queue_has_preempted_requests_first_by_rank():
         item.move_to(RequestStatus.PREEMPTED)
         queue.add(item)
     assert [item.request_id for item in queue.all()] == [2, 4, 6, 3, 8, 9]
-    turns = queue.turns()
+    turns = queue.turns(FairShares(4))
     order = []
     while (item := turns.next()) is not None:
         order.append(item.request_id)
