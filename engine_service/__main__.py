@@ -70,7 +70,7 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     _add_service(grpc_server, server, handle, door, signals)
     await health.add_to(grpc_server)
     try:
-        tls = None if server.tls is None else ServerTls(server.tls).grpc_credentials()
+        tls = None if server.tls is None else ServerTls(server.tls)
         facade = _facade(server, handle, door, tls)
         metrics_server = start_metrics_server(
             registry, server.metrics_host, server.metrics_port, lambda: health.is_serving
@@ -143,9 +143,7 @@ def _add_service(
     add_to_server(service, grpc_server)
 
 
-def _facade(
-    server: ServerConfig, handle: EngineHandle, door: Door, tls: grpc.ServerCredentials | None
-) -> _Facade | None:
+def _facade(server: ServerConfig, handle: EngineHandle, door: Door, tls: ServerTls | None) -> _Facade | None:
     """None when it is off. Its packages are imported only here. Raises GatewayExtraMissing, PortInUse."""
     if server.vllm_compat_port is None:
         return None
@@ -164,7 +162,7 @@ def _facade(
         host=server.vllm_compat_host,
         port=server.vllm_compat_port,
         max_request_bytes=server.max_request_bytes,
-        credentials=tls,
+        tls=tls,
     )
     return _Facade(facade, port)
 
@@ -174,7 +172,7 @@ async def _listen(
     facade: _Facade | None,
     server: ServerConfig,
     metrics_port: int,
-    tls: grpc.ServerCredentials | None,
+    tls: ServerTls | None,
 ) -> None:
     grpc_port = bind(grpc_server, server.host, server.port, tls)
     await grpc_server.start()

@@ -10,6 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from service_runtime.tls import ServerTls
+
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_REQUEST_BYTES = 4 * 1024 * 1024
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -105,18 +107,18 @@ class PortInUse(Exception):
     """The address cannot be bound."""
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
-    """Binds `host:port` (port 0: any free one) and returns the port. Plaintext without `credentials`.
+def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None = None) -> int:
+    """Binds `host:port` (port 0: any free one) and returns the port. Plaintext without `tls`.
 
     Raises PortInUse.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     refusal = PortInUse(f"cannot listen on {address}: the port is in use or the address is not ours")
     try:
-        if credentials is None:
+        if tls is None:
             bound = server.add_insecure_port(address)
         else:
-            bound = server.add_secure_port(address, credentials)
+            bound = server.add_secure_port(address, tls.grpc_credentials())
     except RuntimeError as error:
         raise refusal from error
     if bound == 0:

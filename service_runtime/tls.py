@@ -34,6 +34,7 @@ class ServerTls:
         self._material = Reloaded("tls", files.paths, lambda: _server_material(files), BadTls)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For one port: gRPC keeps in them what it was given last."""
         given = [self._material.current()]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:

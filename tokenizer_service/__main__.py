@@ -254,12 +254,9 @@ class TokenizerApp:
             engine_tokens=self._engine_tokens,
             breakers=lambda: [(each.address, each.breaker.state.value) for each in self.replicas.connections],
         )
-        credentials = None if self._tls is None else self._tls.grpc_credentials()
-        self.port = bind(self._server, settings.host, settings.port, credentials)
+        self.port = bind(self._server, settings.host, settings.port, self._tls)
         if self._operator_server is not None and settings.operator_port is not None:
-            self.operator_port = bind(
-                self._operator_server, settings.operator_host, settings.operator_port, credentials
-            )
+            self.operator_port = bind(self._operator_server, settings.operator_host, settings.operator_port, self._tls)
             await self._operator_server.start()
         if settings.http:
             self._http = self._http_server(intake)

@@ -6,6 +6,8 @@ Must not know: grpc, protobuf. The class says what to do about it, `code` says e
 from dataclasses import dataclass
 from enum import Enum
 
+from tokenwire_client.types import Usage
+
 
 class ErrorCode(Enum):
     """The canonical gRPC codes of failures, and INCOMPLETE_STREAM, which no server sends."""
@@ -40,8 +42,11 @@ class FieldViolation:
 class TokenwireError(Exception):
     """A call that did not succeed.
 
-    `retry_after` is in seconds, set when the server says when a retry may succeed.
+    `retry_after` is in seconds, set when the server says when a retry may succeed. `usage` is what the server had
+    generated of the answer by then, all samples together; None when nothing was.
     """
+
+    usage: Usage | None = None
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from tokenwire.common.v1 import outcome_pb2
 from tokenwire_client.errors import ErrorCode, FieldViolation, TokenwireError, error_for
+from tokenwire_client.types import Usage
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -20,13 +21,18 @@ def translate(
     """The exception for a failed call; `trailing` is its trailing metadata."""
     violations: list[FieldViolation] = []
     retry_after: float | None = None
+    usage: Usage | None = None
     for detail in _details(trailing or ()):
         if detail.type_url.endswith("google.rpc.BadRequest"):
             violations += _violations(detail.value)
         elif detail.type_url.endswith("google.rpc.RetryInfo"):
             retry_after = _retry_after(detail.value)
+        elif detail.type_url.endswith("tokenwire.common.v1.Usage"):
+            usage = _usage(detail.value)
     text = message or code.name.lower().replace("_", " ")
-    return error_for(ErrorCode[code.name], text, retry_after, tuple(violations))
+    error = error_for(ErrorCode[code.name], text, retry_after, tuple(violations))
+    error.usage = usage
+    return error
 
 
 def _details(trailing: Iterable[tuple[str, str | bytes]]) -> list[outcome_pb2.StatusDetail]:
@@ -54,3 +60,11 @@ def _retry_after(value: bytes) -> float | None:
     except DecodeError:
         return None
     return max(0.0, delay.seconds + delay.nanos / 1e9)
+
+
+def _usage(value: bytes) -> Usage | None:
+    try:
+        usage = outcome_pb2.Usage.FromString(value)
+    except DecodeError:
+        return None
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

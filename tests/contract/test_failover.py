@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.tokenizer_app import (
@@ -21,6 +22,9 @@ from tests.fixtures.tokenizer_app import (
 from tokenwire.common.v1 import outcome_pb2
 from tokenwire.engine.v1 import engine_pb2
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire_client import NO_RETRIES, AsyncClient
+from tokenwire_client.errors import Unavailable
+from tokenwire_client.types import Usage
 
 WORDS = [13874, 19556, 28, 905, 17]
 HANG_S = 1.0
@@ -168,9 +172,11 @@ async def test_with_no_engine_left_the_client_is_told_after_the_wait() -> None:
             stopped.set()
 
         stopping = asyncio.create_task(stop())
-        error = await failure(service.stub.Generate(ids_request([5])))
-        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        async with AsyncClient(f"127.0.0.1:{service.app.port}", retry=NO_RETRIES) as client:
+            with pytest.raises(Unavailable) as caught:
+                await client.generate([5, 6, 7]).result()
         await stopping
+        assert caught.value.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
         assert service.metric("failed_failovers_total", cause="no_engine") == 1
         assert service.metric("generated_tokens_total") == 2
         assert service.app.admission.num_active == 0

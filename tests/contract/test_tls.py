@@ -21,6 +21,7 @@ from tests.fixtures.tokenizer_process import tokenizer_process
 from tokenizer_service.__main__ import TokenizerApp
 from tokenizer_service.config import TokenizerSettings
 from tokenwire_client import NO_RETRIES, AsyncClient, Client, InvalidRequest, Tls, Unavailable
+from tokenwire_client.operator import Operator
 
 
 @pytest.fixture
@@ -65,11 +66,9 @@ async def test_the_whole_way_is_encrypted_and_each_side_shows_a_certificate(auth
         authority.client("client"),
     )
     engine = fe.FakeEngine(model_info(default_model()), hello)
-    await engine.start(
-        credentials=ServerTls(ServerTlsFiles(engine_side.cert, engine_side.key, authority.ca)).grpc_credentials()
-    )
+    await engine.start(tls=ServerTls(ServerTlsFiles(engine_side.cert, engine_side.key, authority.ca)))
     try:
-        flags = server_flags(front, authority.ca) | link_flags(authority.ca, link)
+        flags = server_flags(front, authority.ca) | link_flags(authority.ca, link) | {"operator_port": 0}
         async with serving(engine, **flags) as app:
             target, tls = f"127.0.0.1:{app.port}", Tls(authority.ca, client.cert, client.key)
             async with AsyncClient(target, tls=tls) as secure:
@@ -81,6 +80,8 @@ async def test_the_whole_way_is_encrypted_and_each_side_shows_a_certificate(auth
                     with pytest.raises(Unavailable):
                         await stranger.health()
             await check_command(target, authority.ca, client)
+            with Operator(f"127.0.0.1:{app.operator_port}", tls=tls) as operator:
+                assert [engine.state for engine in await asyncio.to_thread(operator.engines)] == ["connected"]
             await check_http(f"https://127.0.0.1:{app.http_port}", authority.ca, client)
     finally:
         await engine.stop()
@@ -123,18 +124,18 @@ async def test_a_link_takes_new_certificates_at_its_next_connection(authority: A
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(authority.ca.read_bytes())
 
-    def credentials(signer: Authority) -> Any:
+    def server_tls(signer: Authority) -> ServerTls:
         mine = signer.server("engine")
-        return ServerTls(ServerTlsFiles(mine.cert, mine.key, signer.ca)).grpc_credentials()
+        return ServerTls(ServerTlsFiles(mine.cert, mine.key, signer.ca))
 
-    await engine.start(credentials=credentials(authority))
+    await engine.start(tls=server_tls(authority))
     async with serving(engine, **link_flags(trusted, link)) as app, AsyncClient(f"127.0.0.1:{app.port}") as client:
         await until_serving(client)
         port = engine.port
         await engine.stop()
         trusted.write_bytes(second.ca.read_bytes())
         link.replace(second.client("tokenizer"))
-        await engine.start(port, credentials(second))
+        await engine.start(port, server_tls(second))
         try:
             await until_serving(client)
             assert (await client.generate([5]).result()).text == "Hello"

@@ -80,6 +80,13 @@ class Call:
         """Of all samples, also of those that have not ended."""
         return max(self.tokens, self.end.usage.completion_tokens if self.end else 0)
 
+    @property
+    def delivered(self) -> Usage | None:
+        """What the client has of a generation that has begun; what was cached is known of samples that ended."""
+        if self.prompt_tokens is None or not self.completion_tokens:
+            return None
+        return Usage(self.prompt_tokens, self.completion_tokens, self.end.usage.cached_tokens if self.end else 0)
+
     def fields(self) -> dict[str, Any]:
         """What the log line says: counts and times, never text."""
         seconds: dict[str, Any] = {"seconds": round(self.clock() - self.started, 6)}
@@ -123,7 +130,7 @@ class CallRunner:
         call.tenant = tenant
         outcome = await self.serve(call, request, body)
         if isinstance(outcome, Refusal):
-            await abort(context, outcome)
+            await abort(context, outcome, call.delivered)
         return outcome
 
     async def serve(

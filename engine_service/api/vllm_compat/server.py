@@ -11,6 +11,7 @@ from engine_service.api.admission import Door
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.vllm_compat.service import VllmEngineService, add_to_server
 from service_runtime.grpc_server import bind, server_options
+from service_runtime.tls import ServerTls
 
 
 def build_facade(
@@ -23,7 +24,7 @@ def build_facade(
     host: str,
     port: int,
     max_request_bytes: int,
-    credentials: grpc.ServerCredentials | None = None,
+    tls: ServerTls | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """The bound server, not started yet, and its port. Raises PortInUse. `clock` is in seconds."""
     server = grpc.aio.server(options=server_options(max_request_bytes))
@@ -31,4 +32,4 @@ def build_facade(
         door=door, handle=handle, model_name=model_name, engine_version=engine_version, clock=clock
     )
     add_to_server(service, server)
-    return server, bind(server, host, port, credentials)
+    return server, bind(server, host, port, tls)

@@ -31,7 +31,7 @@ async def serving(files: ServerTlsFiles) -> AsyncIterator[str]:
     """A gRPC server with nothing but its health."""
     server = grpc.aio.server(options=server_options(1 << 20))
     await ServiceHealth([]).add_to(server)
-    port = bind(server, "127.0.0.1", 0, ServerTls(files).grpc_credentials())
+    port = bind(server, "127.0.0.1", 0, ServerTls(files))
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -210,3 +210,17 @@ def test_settings_that_make_no_sense_together(tmp_path: Path) -> None:
     for link in ((file, file, None, None), (file, None, file, None), (None, file, file, None), (None, None, None, "n")):
         with pytest.raises(ValueError, match="--engine-"):
             link_files(*link)
+
+
+async def test_one_identity_serves_several_ports(authority: Authority) -> None:
+    mine = authority.server("server")
+    tls = ServerTls(ServerTlsFiles(mine.cert, mine.key))
+    server = grpc.aio.server(options=server_options(1 << 20))
+    await ServiceHealth([]).add_to(server)
+    ports = [bind(server, "127.0.0.1", 0, tls) for _ in range(2)]
+    await server.start()
+    try:
+        for port in ports:
+            assert await ask(f"127.0.0.1:{port}", LinkTlsFiles(authority.ca)) is grpc.StatusCode.OK
+    finally:
+        await server.stop(None)
