@@ -27,13 +27,8 @@ from engine_service.api.grpc_service import SERVICE_NAME, EngineService, add_to_
 from engine_service.api.supervisor import EngineSupervisor
 from engine_service.api.vitals import VitalLimits, Vitals
 from engine_service.api.watchdog import Watchdog
-from engine_service.config import (
-    ENV_PREFIX,
-    PROGRAM,
-    EngineConfig,
-    EngineSettings,
-    engine_config,
-)
+from engine_service.config import ENV_PREFIX, PROGRAM, EngineSettings
+from engine_service.engine_config import EngineConfig, engine_config
 from engine_service.loop.engine_process import engine_environment, launch_process
 from engine_service.server_config import ServerConfig, server_config
 from service_runtime.config import fail, load_settings

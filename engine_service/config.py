@@ -1,9 +1,8 @@
-"""Settings of the engine service: flat flags, checked and made small frozen objects before anything loads.
+"""Settings of the engine service: flat flags, checked before anything loads.
 
 Must not know: torch, gRPC, how the settings are used.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +20,6 @@ from service_runtime.tls_files import ServerTlsFiles, server_files
 ENV_PREFIX = "TOKENWIRE_ENGINE_"
 PROGRAM = "tokenwire-engine"
 DEFAULT_CPU_KV_CACHE_BYTES = 1024**3
-DEFAULT_MAX_NUM_REQUESTS = 256
 DEFAULT_DEVICE_KV_CACHE_FRACTION = 0.9
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -192,6 +190,10 @@ class EngineSettings(ServiceSettings):
                 f"--max-waiting-tokens {self.max_waiting_tokens:,} is below --max-model-len "
                 f"{self.max_model_len:,}: the longest prompts could never wait for their turn"
             )
+        if self.simulate is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"--simulate computes nothing that --tensor-parallel-size {self.tensor_parallel_size} could share"
+            )
         return self
 
     @property
@@ -214,94 +216,3 @@ class EngineSettings(ServiceSettings):
             if place == other and place[1]:
                 raise ValueError(f"{flag} and {other_flag} are both {place[1]}")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Which model and how it runs. `max_model_len` None: the model's own context."""
-
-    reference: str
-    device: DeviceChoice
-    dtype: DtypeName
-    backend: str
-    weight_format: WeightFormatName
-    max_model_len: int | None
-    threads: int
-    default_sampling: DefaultSamplingName = "model"
-    simulate: str | None = None
-    tensor_parallel_size: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """Size of the KV pool: at most one of the three is given; none means the device's default."""
-
-    block_size: int | None
-    num_blocks: int | None
-    memory_bytes: int | None
-    memory_fraction: float | None
-    prefix_cache: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingConfig:
-    """Bounds of one step (tokens) and of the queue. `prefill_per_decode` None: the backend's choice."""
-
-    step_token_budget: int
-    prefill_chunk_size: int
-    prefill_per_decode: int | None
-    max_num_requests: int
-    max_waiting_requests: int
-    max_waiting_tokens: int
-    overlap: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    level: str
-    log_format: LogFormat
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Everything the engine process is built from."""
-
-    model: ModelConfig
-    cache: CacheConfig
-    scheduling: SchedulingConfig
-    log: LogConfig
-
-
-def engine_config(settings: EngineSettings) -> EngineConfig:
-    """The engine process's part of the settings."""
-    return EngineConfig(
-        ModelConfig(
-            settings.model,
-            DeviceChoice(settings.device),
-            settings.dtype,
-            settings.backend,
-            settings.weight_format,
-            settings.max_model_len,
-            settings.threads,
-            settings.default_sampling,
-            settings.simulate,
-            settings.tensor_parallel_size,
-        ),
-        CacheConfig(
-            settings.block_size,
-            settings.num_blocks,
-            settings.kv_cache_memory,
-            settings.kv_cache_fraction,
-            settings.prefix_cache,
-        ),
-        SchedulingConfig(
-            settings.step_token_budget,
-            settings.prefill_chunk_size or settings.step_token_budget,
-            settings.prefill_per_decode,
-            settings.max_num_requests or min(DEFAULT_MAX_NUM_REQUESTS, settings.step_token_budget),
-            settings.max_waiting_requests,
-            settings.max_waiting_tokens,
-            settings.overlap,
-        ),
-        LogConfig(settings.log_level, settings.log_format),
-    )

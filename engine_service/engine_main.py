@@ -13,17 +13,12 @@ from pathlib import Path
 
 import structlog
 
-from engine_service.config import (
-    DEFAULT_CPU_KV_CACHE_BYTES,
-    DEFAULT_DEVICE_KV_CACHE_FRACTION,
-    DeviceChoice,
-    EngineConfig,
-    ModelConfig,
-)
+from engine_service.config import DEFAULT_CPU_KV_CACHE_BYTES, DEFAULT_DEVICE_KV_CACHE_FRACTION, DeviceChoice
 from engine_service.core.admission import EngineLimits, servable_model_len
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
 from engine_service.embedded_model import PreparationFailed, prepare_default_model
+from engine_service.engine_config import EngineConfig, ModelConfig
 from engine_service.generation_config import read_sampling_defaults
 from engine_service.grammar.compiler import GrammarCompiler
 from engine_service.grammar.limits import GrammarLimits

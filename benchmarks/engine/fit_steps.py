@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.memory_mailbox import MemoryMailbox, build_in_process
-from engine_service.config import ENV_PREFIX, EngineConfig, EngineSettings, engine_config
+from engine_service.config import ENV_PREFIX, EngineSettings
 from engine_service.core.plan import Plan
 from engine_service.core.sampling import SamplingParams
+from engine_service.engine_config import EngineConfig, engine_config
 from engine_service.loop.messages import Command, Shutdown, StepReport, Submit
 from engine_service.simulated.fitting import MeasuredStep, fit
 from engine_service.simulated.step_model import StepWork

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.engine.read_speed import read_bytes_per_s
 from benchmarks.engine.step_profile import PARTS, Case, StepProfiler, StepTimes
-from engine_service.config import ENV_PREFIX, EngineConfig, EngineSettings, engine_config
+from engine_service.config import ENV_PREFIX, EngineSettings
+from engine_service.engine_config import EngineConfig, engine_config
 from service_runtime.config import load_settings
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.engine.memory_mailbox import MemoryMailbox, build_in_process
 from benchmarks.engine.stopwatch import Stopwatch
-from engine_service.config import EngineConfig
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.stats import StepRecord
+from engine_service.engine_config import EngineConfig
 from engine_service.loop.frames import encode_frame
 from engine_service.loop.messages import Command, Shutdown, StepReport, Submit
 

@@ -12,8 +12,9 @@ from importlib.metadata import version
 from benchmarks.engine.memory_mailbox import MemoryMailbox, build_in_process
 from benchmarks.serving.drivers.closed_run import ClosedRun, Job, Progress
 from benchmarks.serving.drivers.protocol import Channel
-from engine_service.config import ENV_PREFIX, PROGRAM, EngineSettings, engine_config
+from engine_service.config import ENV_PREFIX, PROGRAM, EngineSettings
 from engine_service.core.sampling import SamplingParams
+from engine_service.engine_config import engine_config
 from engine_service.loop.messages import Command, Shutdown, StepReport, Submit
 from service_runtime.config import load_settings
 from service_runtime.model_files import resolve_model_folder

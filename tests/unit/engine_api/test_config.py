@@ -5,13 +5,8 @@ from dataclasses import fields
 import pytest
 
 from engine_service.byte_sizes import parse_bytes
-from engine_service.config import (
-    ENV_PREFIX,
-    PROGRAM,
-    DeviceChoice,
-    EngineSettings,
-    engine_config,
-)
+from engine_service.config import ENV_PREFIX, PROGRAM, DeviceChoice, EngineSettings
+from engine_service.engine_config import engine_config
 from engine_service.server_config import server_config
 from service_runtime.config import load_settings
 
@@ -96,6 +91,7 @@ def test_every_setting_reaches_a_composed_object() -> None:
         (["--max-num-requests", "513"], ["--max-num-requests 513", "512"]),
         (["--num-blocks", "8", "--kv-cache-memory", "1GiB"], ["--num-blocks", "--kv-cache-memory"]),
         (["--max-model-len", "100", "--max-waiting-tokens", "99"], ["99", "100"]),
+        (["--simulate", "steps.json", "--tensor-parallel-size", "2"], ["--simulate", "--tensor-parallel-size 2"]),
         (["--port", "9091"], ["9091"]),
         (["--port", "65536"], ["--port", "65536"]),
         (["--port", "-1"], ["--port"]),

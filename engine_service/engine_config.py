@@ -1,0 +1,108 @@
+"""The engine process's part of the settings: model, KV pool, bounds of a step and of the queue, log.
+
+Must not know: torch, gRPC, how the settings are used.
+"""
+
+from dataclasses import dataclass
+
+from engine_service.config import (
+    DefaultSamplingName,
+    DeviceChoice,
+    DtypeName,
+    EngineSettings,
+    WeightFormatName,
+)
+from service_runtime.logs import LogFormat
+
+DEFAULT_MAX_NUM_REQUESTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model and how it runs. `max_model_len` None: the model's own context."""
+
+    reference: str
+    device: DeviceChoice
+    dtype: DtypeName
+    backend: str
+    weight_format: WeightFormatName
+    max_model_len: int | None
+    threads: int
+    default_sampling: DefaultSamplingName = "model"
+    simulate: str | None = None
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Size of the KV pool: at most one of the three is given; none means the device's default."""
+
+    block_size: int | None
+    num_blocks: int | None
+    memory_bytes: int | None
+    memory_fraction: float | None
+    prefix_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """Bounds of one step (tokens) and of the queue. `prefill_per_decode` None: the backend's choice."""
+
+    step_token_budget: int
+    prefill_chunk_size: int
+    prefill_per_decode: int | None
+    max_num_requests: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    level: str
+    log_format: LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine process is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduling: SchedulingConfig
+    log: LogConfig
+
+
+def engine_config(settings: EngineSettings) -> EngineConfig:
+    """The engine process's part of the settings."""
+    return EngineConfig(
+        ModelConfig(
+            settings.model,
+            DeviceChoice(settings.device),
+            settings.dtype,
+            settings.backend,
+            settings.weight_format,
+            settings.max_model_len,
+            settings.threads,
+            settings.default_sampling,
+            settings.simulate,
+            settings.tensor_parallel_size,
+        ),
+        CacheConfig(
+            settings.block_size,
+            settings.num_blocks,
+            settings.kv_cache_memory,
+            settings.kv_cache_fraction,
+            settings.prefix_cache,
+        ),
+        SchedulingConfig(
+            settings.step_token_budget,
+            settings.prefill_chunk_size or settings.step_token_budget,
+            settings.prefill_per_decode,
+            settings.max_num_requests or min(DEFAULT_MAX_NUM_REQUESTS, settings.step_token_budget),
+            settings.max_waiting_requests,
+            settings.max_waiting_tokens,
+            settings.overlap,
+        ),
+        LogConfig(settings.log_level, settings.log_format),
+    )
