@@ -97,7 +97,7 @@ def test_rank_that_dies_while_nothing_runs_ends_the_service(hist: Path) -> None:
 @pytest.mark.slow
 async def test_rank_that_hangs_ends_the_service(hist: Path) -> None:
     """The watch over steps sees it, as any step that hangs."""
-    with started_engine(hist, *FLAGS, "--hung-step-timeout=2") as engine:
+    with started_engine(hist, *FLAGS, "--hung-step-timeout=5") as engine:
         pids = processes_of(engine)
         async with connect(engine) as (_, stub):
             call = stub.Generate(request([1], 900))
