@@ -56,7 +56,8 @@ class RankProcesses:
         self._lost: str | None = None
         self._ranks: list[_Rank] = []
         self._has_lost = threading.Event()
-        self._rendezvous = rendezvous = os.memfd_create("tokenwire-ranks")  # subgroups are made through it too
+        # Never closed: subgroups are made through it too, and torch opens it once more when it drops the group.
+        rendezvous = os.memfd_create("tokenwire-ranks")
         try:
             for rank in range(1, size):
                 self._ranks.append(_launch(program, RankSeat(rank, size, rendezvous), config))
@@ -64,7 +65,6 @@ class RankProcesses:
             self._group = self._join(RankSeat(0, size, rendezvous), config.device)
         except BaseException:
             self._end_processes()
-            os.close(rendezvous)
             raise
 
     @property
@@ -92,7 +92,6 @@ class RankProcesses:
         """Returns when every rank has ended; one that does not in time is killed."""
         self._end_processes()
         self._group.leave()
-        os.close(self._rendezvous)
 
     def _end_processes(self) -> None:
         self._is_closing = True
