@@ -1,13 +1,11 @@
 """One engine replica: a channel, and on it one Session stream that is opened again whenever it breaks.
 
-Demultiplexes the engine's step messages to the sinks of the live requests.
 Must not know: text, clients, other replicas.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,32 +16,17 @@ import structlog
 
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits
-from tokenizer_service.engines.convert import (
-    cancel_message,
-    engine_finish,
-    engine_load,
-    model_info,
-    submit_message,
-    with_logprobs,
-)
-from tokenizer_service.engines.handle_stream import HandleStream
+from tokenizer_service.engines.convert import engine_load, model_info
 from tokenizer_service.engines.hang_watch import HangWatch
 from tokenizer_service.engines.kv_watch import watch_blocks
-from tokenizer_service.engines.live_request import LiveRequest
 from tokenizer_service.engines.losses import HUNG, LOST, is_failure
 from tokenizer_service.engines.matching import ModelCheck
-from tokenizer_service.engines.messages import (
-    EngineFinish,
-    ModelInfo,
-    ReplicaStream,
-    TokenNews,
-    TokenSink,
-    TokenSubmission,
-)
+from tokenizer_service.engines.messages import EngineFinish, ModelInfo, ReplicaStream, TokenSink, TokenSubmission
 from tokenizer_service.engines.one_model import OneModel
 from tokenizer_service.engines.prefix_map import Holder
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replica_load import ReplicaLoad
+from tokenizer_service.engines.request_table import RequestTable
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
 _log = structlog.get_logger()
@@ -84,20 +67,15 @@ class EngineConnection:
     breaker: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(), time.monotonic))
     model: ModelInfo | None = None
     is_draining: bool = False
-    load: ReplicaLoad = field(default_factory=ReplicaLoad)
     is_leaving: bool = False
-    outstanding_tokens: int = 0
     _left: asyncio.Event = field(default_factory=asyncio.Event)
-    _next_handle: int = 1
-    _live: dict[int, LiveRequest] = field(default_factory=dict)
-    _submits: OrderedDict[int, TokenSubmission] = field(default_factory=OrderedDict)
-    _cancels: OrderedDict[tuple[int, int | None], None] = field(default_factory=OrderedDict)
-    _has_commands: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: RequestTable = field(init=False)
     _last_complaint: str = ""
     _hang: HangWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._hang = HangWatch(self.limits.hang_timeout_s, lambda: bool(self._live), time.monotonic)
+        self.requests = RequestTable(self.address, self.limits.max_queued_submits, self._judge, self._note_left)
+        self._hang = HangWatch(self.limits.hang_timeout_s, lambda: self.num_live > 0, time.monotonic)
 
     @property
     def is_connected(self) -> bool:
@@ -116,7 +94,16 @@ class EngineConnection:
 
     @property
     def num_live(self) -> int:
-        return len(self._live)
+        return len(self.requests.live)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Work that the engine has from us."""
+        return self.requests.outstanding_tokens
+
+    @property
+    def load(self) -> ReplicaLoad:
+        return self.requests.load
 
     def leave(self) -> None:
         """No new requests from now on; those that run go on."""
@@ -133,7 +120,7 @@ class EngineConnection:
         await self._left.wait()
 
     def _note_left(self) -> None:
-        if self.is_leaving and not self._live:
+        if self.is_leaving and not self.requests.live:
             self._left.set()
 
     async def run(self) -> None:
@@ -233,7 +220,7 @@ class EngineConnection:
                     self._note_draining()
                 if message.HasField("load"):
                     self.load.note(engine_load(message.load))
-                self._dispatch(message.step)
+                self._take(message.step)
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -249,37 +236,15 @@ class EngineConnection:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                await self._has_commands.wait()
-                self._has_commands.clear()
-                while self._cancels or self._submits:
-                    if self._cancels:
-                        await call.write(cancel_message(*self._cancels.popitem(last=False)[0]))
-                    if self._submits:
-                        handle, submission = self._submits.popitem(last=False)
-                        await call.write(submit_message(handle, submission, loop.time()))
+                await self.requests.has_commands.wait()
+                self.requests.has_commands.clear()
+                while commands := self.requests.next_commands(loop.time()):
+                    for command in commands:
+                        await call.write(command)
 
-    def _dispatch(self, step: engine_pb2.StepOutputs) -> None:
-        for output in step.outputs:
-            handle, index = output.handle, output.index
-            live = self._live.get(handle)
-            if live is None or index not in live.unfinished:
-                continue  # closed on our side; the engine did not know yet
-            token_ids = output.token_ids[:]  # read from here on: a list is much cheaper than the message's own
-            if token_ids:
-                if live.prompt_work:
-                    self.load.began(handle)
-                self.outstanding_tokens -= live.progress(index, len(token_ids))
-            finish = None
-            if output.HasField("finish"):
-                finish = engine_finish(output.finish)
-                self._judge(finish)
-                self.outstanding_tokens -= live.finish(index)
-                self.load.sample_ended(finish.usage)
-                if not live.unfinished:
-                    self._forget(handle)
-            news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
-            live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
-        if self.breaker.is_troubled and any(output.token_ids for output in step.outputs):
+    def _take(self, step: engine_pb2.StepOutputs) -> None:
+        has_tokens = self.requests.dispatch(step)
+        if has_tokens and self.breaker.is_troubled:
             self.breaker.on_success()
 
     def _judge(self, finish: EngineFinish) -> None:
@@ -293,51 +258,13 @@ class EngineConnection:
         """
         if self.model is None or not self.is_connected:
             return Refusal(RefusalCode.UNAVAILABLE, "the engine takes no new requests", retry_after_s=1.0)
-        if len(self._submits) >= self.limits.max_queued_submits:
-            return Refusal(
-                RefusalCode.RESOURCE_EXHAUSTED,
-                f"{len(self._submits):,} requests wait to be sent to the engine",
-                retry_after_s=1.0,
-            )
-        self.breaker.on_sent()
-        if not self._live:
-            self._hang.begin_work()
-        handle = self._next_handle
-        self._next_handle += 1
-        prompt = len(submission.token_ids)
-        room = max(0, self.model.max_model_len - prompt)
-        limit, samples = submission.sampling.max_tokens, submission.sampling.num_samples
-        work = [room if limit is None else min(limit, room)] * samples
-        live = LiveRequest(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
-        self._live[handle] = live
-        self.outstanding_tokens += live.work()
-        known = prompt + len(submission.resumed_token_ids)
-        self.load.sent(handle, max(0, known - cached_tokens), samples)
-        self._submits[handle] = submission
-        self._has_commands.set()
-        return HandleStream(self, handle, samples, self.model)
-
-    def cancel(self, handle: int, index: int | None) -> None:
-        """Asks the engine to end a live request, or one sample of it; one that was not sent yet never is."""
-        live = self._live.get(handle)
-        if live is None or (index is not None and index not in live.unfinished):
-            return
-        if self._submits.pop(handle, None) is not None:
-            self._forget(handle)
-            live.sink.on_lost(Refusal(RefusalCode.CANCELLED, "the request was cancelled before it started"))
-            return
-        self._cancels[handle, index] = None
-        self._has_commands.set()
-
-    def forget(self, handle: int) -> None:
-        if handle in self._live:
-            self._forget(handle)
-
-    def _forget(self, handle: int) -> None:
-        live = self._live.pop(handle)
-        self.outstanding_tokens -= live.work()
-        self.load.forget(handle, len(live.unfinished))
-        self._note_left()
+        is_idle = self.num_live == 0
+        stream = self.requests.add(submission, sink, self.model, cached_tokens)
+        if not isinstance(stream, Refusal):
+            self.breaker.on_sent()
+            if is_idle:
+                self._hang.begin_work()
+        return stream
 
     def _disconnect(self, loss: Refusal = LOST) -> bool:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
@@ -347,13 +274,7 @@ class EngineConnection:
         self.one_model.leave(self.address)
         self.model = None
         self.is_draining = False
-        self.load.lost()
-        self._submits.clear()
-        self._cancels.clear()
-        for handle in list(self._live):
-            live = self._live[handle]
-            self._forget(handle)
-            live.sink.on_lost(loss)
+        self.requests.lose_all(loss)
         if was_usable:
             _log.warning("engine_disconnected", engine=self.address)
             self.on_change()

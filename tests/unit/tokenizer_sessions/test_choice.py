@@ -178,7 +178,7 @@ def test_what_has_begun_waits_no_longer() -> None:
     ask(router, list(range(40)))
     (busy,) = [each for each in made if each.num_live]
     assert (busy.load.queued_tokens, busy.load.streams) == (40, 1)
-    busy._dispatch(engine_pb2.StepOutputs(outputs=[engine_pb2.RequestOutput(handle=1, token_ids=[4])]))
+    busy.requests.dispatch(engine_pb2.StepOutputs(outputs=[engine_pb2.RequestOutput(handle=1, token_ids=[4])]))
     assert (busy.load.queued_tokens, busy.load.streams) == (0, 1)
     assert busy._disconnect()
     assert (busy.load.queued_tokens, busy.load.streams, busy.load.told) == (0, 0, None)

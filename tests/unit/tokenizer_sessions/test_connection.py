@@ -58,14 +58,14 @@ async def test_outstanding_work_follows_the_tokens_and_ends_at_zero() -> None:
     made, sink = connection(), Sink()
     made.submit(submission(10, 5), sink)
     assert made.outstanding_tokens == 15
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5])))
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5])))
     assert made.outstanding_tokens == 3
     finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_STOP)
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[6], finish=finish)))
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[6], finish=finish)))
     assert made.outstanding_tokens == 0
     assert made.num_live == 0
     assert [ids for ids, _ in sink.news] == [[4, 5], [6]]
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[7])))  # late: nobody hears it
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[7])))  # late: nobody hears it
     assert len(sink.news) == 2
 
 
@@ -75,22 +75,22 @@ async def test_samples_count_their_work_and_end_one_by_one() -> None:
     stream = made.submit(given, sink)
     assert not isinstance(stream, Refusal)
     assert made.outstanding_tokens == 10 + 3 * 5
-    made._submits.clear()  # as if it had been sent
+    made.requests.submits.clear()  # as if it had been sent
     finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_STOP)
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5], index=2)))
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4, 5], index=2)))
     assert made.outstanding_tokens == 3 + 2 * 5
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4], index=2, finish=finish)))
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[4], index=2, finish=finish)))
     assert made.outstanding_tokens == 2 * 5
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=2, finish=finish)))  # late
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=3)))  # there is no such sample
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=2, finish=finish)))  # late
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, token_ids=[9], index=3)))  # there is no such sample
     stream.cancel(2)  # it has ended
     stream.cancel(1)
     stream.cancel(1)
-    assert list(made._cancels) == [(1, 1)]
-    made._dispatch(step(engine_pb2.RequestOutput(handle=1, index=1, finish=finish)))
+    assert list(made.requests.cancels) == [(1, 1)]
+    made.requests.dispatch(step(engine_pb2.RequestOutput(handle=1, index=1, finish=finish)))
     assert made.num_live == 1
     stream.close()
-    assert list(made._cancels) == [(1, 1), (1, None)]
+    assert list(made.requests.cancels) == [(1, 1), (1, None)]
     assert (made.outstanding_tokens, made.num_live) == (0, 0)
     assert [ids for ids, _ in sink.news] == [[4, 5], [4], []]
 
@@ -107,7 +107,12 @@ async def test_a_submit_that_was_not_sent_is_withdrawn_without_a_word_to_the_eng
     stream = made.submit(submission(10), sink)
     assert not isinstance(stream, Refusal)
     stream.close()
-    assert (len(made._submits), len(made._cancels), made.outstanding_tokens, made.num_live) == (0, 0, 0, 0)
+    assert (len(made.requests.submits), len(made.requests.cancels), made.outstanding_tokens, made.num_live) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert [refusal.code for refusal in sink.lost] == [RefusalCode.CANCELLED]
 
 
@@ -145,7 +150,7 @@ async def test_the_router_spares_the_loaded_and_skips_the_lost() -> None:
         stream = idle.submit(submission(1, 1), Sink())
         assert not isinstance(stream, Refusal)
         stream.close()
-    assert {c._next_handle for c in idle.connections} == {6}
+    assert {c.requests.next_handle for c in idle.connections} == {6}
     nobody = Router((lost,)).submit(submission(1), Sink())
     assert isinstance(nobody, Refusal)
     assert nobody.code is RefusalCode.UNAVAILABLE
@@ -214,10 +219,10 @@ async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while
 
     def end(code: int) -> None:
         made.submit(submission(1), Sink())
-        handle = made._next_handle - 1
+        handle = made.requests.next_handle - 1
         error = outcome_pb2.RequestError(grpc_code=code, message="m")
         finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_ERROR, error=error)
-        made._dispatch(step(engine_pb2.RequestOutput(handle=handle, finish=finish)))
+        made.requests.dispatch(step(engine_pb2.RequestOutput(handle=handle, finish=finish)))
 
     for name in ("full", "invalid") * 5:
         end(codes[name])
@@ -228,9 +233,9 @@ async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while
     assert (made.is_connected, made.is_usable) == (True, False)
     refused = Router((made,)).submit(submission(1), Sink())
     assert isinstance(refused, Refusal)
-    made._live[99] = LiveRequest(Sink(), 1, [5], {0}, False)
-    made.outstanding_tokens += 6
-    made._dispatch(step(engine_pb2.RequestOutput(handle=99, token_ids=[1])))
+    made.requests.live[99] = LiveRequest(Sink(), 1, [5], {0}, False)
+    made.requests.outstanding_tokens += 6
+    made._take(step(engine_pb2.RequestOutput(handle=99, token_ids=[1])))
     assert made.is_usable
 
 
