@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenizer_service.engines.hang_watch import HangWatch
@@ -63,6 +63,7 @@ class Engine:
         return self.now
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 500), max_size=20),
     st.lists(st.floats(0, 500), max_size=20),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenizer_service.engines.backoff import Backoff
@@ -21,6 +21,7 @@ class Clock:
         return self.now
 
 
+@settings(deadline=None)
 @given(
     events=st.lists(st.one_of(st.just("earn"), st.just("spend"), st.floats(0.0, 5.0)), max_size=200),
     share=st.floats(0.0, 2.0),
@@ -60,6 +61,7 @@ def test_an_idle_budget_is_full_again() -> None:
     assert budget.left == 4.0
 
 
+@settings(deadline=None)
 @given(
     first=st.floats(0.001, 5.0), most=st.floats(0.001, 60.0), turn=st.integers(0, 10_000), jitter=st.floats(0, 0.999)
 )
@@ -130,6 +132,7 @@ def test_a_trial_of_which_nothing_is_heard_blocks_nobody_for_ever() -> None:
     assert breaker.allows
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["sent", "success", "failure", "trip", "wait"]), max_size=100))
 def test_it_is_never_shut_longer_than_its_limit(events: list[str]) -> None:
     clock = Clock()
