@@ -71,7 +71,7 @@ def _write_model(folder: Path) -> Path:
 def _shown(size: int, seconds: list[float]) -> str:
     quartiles = statistics.quantiles(seconds, n=4)
     least, median, most = (1000 * value for value in quartiles)
-    return f"{size} ranks {median:.1f} ms (quartiles {least:.1f} to {most:.1f})"
+    return f"ranks {size}: {median:.1f} ms (quartiles {least:.1f} to {most:.1f})"
 
 
 def _worker(folder: Path, ranks: int) -> Worker:
