@@ -49,7 +49,7 @@ async def two_engines(first: Script, **settings: Any) -> AsyncIterator[Service]:
 
     infos = [model_info(default_model()) for _ in range(2)]
     async with running(default_model(), script, infos=infos, failover_wait=10.0, **settings) as service:
-        await eventually(lambda: service.app.router.num_connected == 2)
+        await eventually(lambda: service.app.fleet.router.num_connected == 2)
         yield service
 
 
@@ -191,8 +191,8 @@ async def test_an_engine_of_other_weights_is_refused_beside_the_first() -> None:
     async with running(default_model(), plays, infos=infos) as service:
         first, second = service.engines
         await eventually(lambda: len(first.opened) + len(second.opened) >= 4)
-        connections = service.app.router.connections
-        assert service.app.router.num_connected == 1
+        connections = service.app.fleet.router.connections
+        assert service.app.fleet.router.num_connected == 1
         refused = next(each for each in connections if not each.is_connected)
         assert "abab" in refused._last_complaint
         assert "cdcd" in refused._last_complaint

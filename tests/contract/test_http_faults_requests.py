@@ -14,7 +14,7 @@ from tests.fixtures.http_calls import CHAT, COMPLETIONS, HELLO, error_of, http
 from tests.fixtures.http_stack import HttpStack, together
 from tests.fixtures.tokenizer_app import model_info, running
 from tests.fixtures.tokenizers_made import SPECIAL_NAMES, msp_tokenizer, write_folder
-from tokenizer_service.__main__ import LoadedModel, load_model
+from tokenizer_service.app import LoadedModel, load_model
 from tokenizer_service.config import TokenizerSettings
 
 CHAIN = {"prompt": [1000], "temperature": 0, "max_tokens": 400}

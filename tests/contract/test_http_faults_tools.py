@@ -12,7 +12,7 @@ from tests.fixtures.chat_templates import LLAMA3_LIKE, MISTRAL_LIKE, QWEN_LIKE
 from tests.fixtures.http_calls import CHAT, RESPONSES, http
 from tests.fixtures.tokenizer_app import default_model, model_info, running
 from tests.fixtures.tokenizers_made import SPECIAL_NAMES, msp_tokenizer, write_folder
-from tokenizer_service.__main__ import load_model
+from tokenizer_service.app import load_model
 from tokenizer_service.config import TokenizerSettings
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -38,7 +38,7 @@ async def fleet(count: int = 2, *, settings: dict[str, Any] | None = None, **con
         addresses = tuple(engine.address for engine in engines)
         fields = {"engine": addresses, "allow_tokenizer_mismatch": True} | (settings or {})
         service = await stack.enter_async_context(running(default_model(), None, infos=(), wait=False, **fields))  # type: ignore[arg-type]
-        await eventually(lambda: service.app.router.num_connected == count)
+        await eventually(lambda: service.app.fleet.router.num_connected == count)
         yield Fleet(service, tuple(engines))
 
 
@@ -75,7 +75,7 @@ async def test_the_events_alone_lead_to_the_holder() -> None:
         await made.ask(first)
         settings = {"engine": tuple(e.address for e in made.engines), "allow_tokenizer_mismatch": True}
         async with running(default_model(), None, infos=(), wait=False, **settings) as other:  # type: ignore[arg-type]
-            await eventually(lambda: len(other.app.router.prefixes) >= PREFIX_TOKENS // SMALL.block_size)
+            await eventually(lambda: len(other.app.fleet.router.prefixes) >= PREFIX_TOKENS // SMALL.block_size)
             answer = await collect(other.stub.Generate(ids_request(second, sampling=SAMPLING)))
             assert answer.completion.usage.cached_tokens == PREFIX_TOKENS
             assert reasons(other) == {"prefix": 1}
@@ -102,7 +102,7 @@ async def test_an_engine_that_restarts_is_known_to_be_empty() -> None:
     async with fleet(poison=13, restart=True) as made:
         first, second = prompts(1, 2)
         await made.ask(first)
-        router = made.service.app.router
+        router = made.service.app.fleet.router
         await eventually(lambda: len(router.prefixes) > 0)
         holder = next(
             e for e, c in zip(made.engines, router.connections, strict=True) if c.blocks and c.blocks.num_blocks
@@ -126,7 +126,7 @@ async def test_an_engine_that_restarts_is_known_to_be_empty() -> None:
 async def test_engines_come_and_go_under_streams_and_none_fails() -> None:
     async with fleet(3) as made, scripted_service() as late:
         app = made.service.app
-        replicas = app.replicas
+        replicas = app.fleet.replicas
         asked = [made.ask(prompt) for prefix in range(8) for prompt in prompts(prefix, 5)]
         tasks = [asyncio.create_task(each) for each in asked]
         await asyncio.sleep(0)

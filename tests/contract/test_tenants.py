@@ -224,7 +224,7 @@ async def test_a_certificate_says_who_it_is(tmp_path: Path) -> None:
 
     tls = {"tls_cert_file": server.cert, "tls_key_file": server.key, "tls_client_ca_file": authority.ca}
     async with running(default_model(), note, tenants=file, wait=False, **tls) as service:
-        await eventually(lambda: service.app.router.num_connected == 1)
+        await eventually(lambda: service.app.fleet.router.num_connected == 1)
         for name, key_ in (("alice", None), ("bob", None), ("alice", "c-key"), ("mallory", None)):
             mine = authority.client(name)
             target = f"127.0.0.1:{service.app.port}"

@@ -18,7 +18,7 @@ from tests.fixtures.certificates import Authority, Identity
 from tests.fixtures.engine_process import EngineProcess
 from tests.fixtures.tokenizer_app import default_model, model_info
 from tests.fixtures.tokenizer_process import tokenizer_process
-from tokenizer_service.__main__ import TokenizerApp
+from tokenizer_service.app import TokenizerApp
 from tokenizer_service.config import TokenizerSettings
 from tokenwire_client import NO_RETRIES, AsyncClient, Client, InvalidRequest, Tls, Unavailable
 from tokenwire_client.operator import Operator

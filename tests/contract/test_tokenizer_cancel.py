@@ -25,7 +25,7 @@ def gauges(service: Service) -> dict[str, float]:
 
 def live(service: Service) -> tuple[int, int, int]:
     """What a request leaves behind if it leaks: places, live handles, outstanding tokens."""
-    connection = service.app.router.connections[0]
+    connection = service.app.fleet.router.connections[0]
     return service.app.admission.num_active, connection.num_live, connection.outstanding_tokens
 
 

@@ -52,7 +52,7 @@ async def test_a_mismatch_is_said_once_and_never_served(
         error = await failure(service.stub.Generate(ids_request([5])))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert service.metric("engines_connected") == 0
-        reason = service.app.router.connections[0]._last_complaint
+        reason = service.app.fleet.router.connections[0]._last_complaint
         assert all(word in reason for word in words)
         (model,) = (await service.stub.ListModels(pb.ListModelsRequest())).models
         assert (model.name, model.connected_engines) == (MODEL_NAME, 0)
@@ -106,7 +106,7 @@ class _BrokenSink:
 
 async def test_a_bug_in_delivery_costs_a_session_and_not_the_replica() -> None:
     async with running(default_model(), hello) as service:
-        connection = service.app.router.connections[0]
+        connection = service.app.fleet.router.connections[0]
         sink = _BrokenSink()
         assert not isinstance(connection.submit(TokenSubmission("broken", [5], SamplingOptions()), sink), Refusal)
         await service.engine.wait_until(lambda: len(service.engine.opened) == 2)
@@ -127,7 +127,7 @@ async def test_work_goes_to_the_engine_with_the_least_outstanding_tokens() -> No
     infos = [model_info(default_model()), model_info(default_model())]
     async with running(default_model(), fe.until_cancelled, infos=infos, wait=False) as service:
         first, second = service.engines
-        await eventually(lambda: service.app.router.num_connected == 2)
+        await eventually(lambda: service.app.fleet.router.num_connected == 2)
         sampling = {"max_tokens": 10}
         calls = []
 
@@ -143,7 +143,7 @@ async def test_work_goes_to_the_engine_with_the_least_outstanding_tokens() -> No
         assert (len(loaded.requests), len(spared.requests)) == (1, 10)
         for call in calls:
             call.cancel()
-        connections = service.app.router.connections
+        connections = service.app.fleet.router.connections
         await eventually(lambda: all(c.outstanding_tokens == 0 for c in connections))
         for _ in range(10):
             await send(1)
@@ -162,7 +162,7 @@ async def test_one_engine_lost_all_requests_go_on() -> None:
         await request.play([19556], eos=2)
 
     async with running(default_model(), script, infos=infos, wait=False) as service:
-        await eventually(lambda: service.app.router.num_connected == 2)
+        await eventually(lambda: service.app.fleet.router.num_connected == 2)
         calls = [service.stub.Generate(ids_request([5])) for _ in range(2)]
         for call in calls:
             await anext(aiter(call))

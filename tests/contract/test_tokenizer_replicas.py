@@ -9,7 +9,7 @@ import grpc
 
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.tokenizer_app import collect, default_model, eventually, failure, ids_request, model_info, running
-from tokenizer_service.__main__ import TokenizerApp
+from tokenizer_service.app import TokenizerApp
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
 
@@ -43,7 +43,7 @@ async def test_engines_are_added_and_removed_while_streams_run() -> None:
         calls = [service.stub.Generate(ids_request([5])) for _ in range(4)]
         await first.wait_until(lambda: len(first.requests) == 4)
         await stub.AddEngine(pb.AddEngineRequest(address=second.address))
-        await eventually(lambda: service.app.router.num_connected == 2)
+        await eventually(lambda: service.app.fleet.router.num_connected == 2)
         await stub.RemoveEngine(pb.RemoveEngineRequest(address=first.address))
         calls += [service.stub.Generate(ids_request([5])) for _ in range(4)]
         await second.wait_until(lambda: len(second.requests) == 4)
@@ -55,7 +55,7 @@ async def test_engines_are_added_and_removed_while_streams_run() -> None:
         release.set()
         assert [(await collect(call)).completion.finish_reason for call in calls] == [fe.STOP] * 8
         await first.wait_until(lambda: not first.sessions)
-        await eventually(lambda: len(service.app.replicas.all()) == 1)
+        await eventually(lambda: len(service.app.fleet.replicas.all()) == 1)
         await channel.close()
     await second.stop()
 
@@ -108,7 +108,7 @@ async def test_engines_behind_a_name_are_found_and_followed() -> None:
         call = service.stub.Generate(ids_request([5]))
         await engine.wait_until(lambda: len(engine.requests) == 1)
         found[:] = ["127.0.0.2"]  # nobody listens there
-        await eventually(lambda: service.app.router.num_connected == 0)
+        await eventually(lambda: service.app.fleet.router.num_connected == 0)
         await service.wait_health(False)
         assert len(engine.sessions) == 1  # the stream goes on
         call.cancel()

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_service.engines.backoff import Backoff
-from tokenizer_service.engines.failover import Failover, FailoverLimits
 from tokenizer_service.engines.losses import HUNG, LOST
 from tokenizer_service.engines.messages import (
     EngineFinish,
@@ -26,7 +24,9 @@ from tokenizer_service.engines.messages import (
     sample_seed,
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
-from tokenizer_service.engines.retry_budget import BudgetLimits, RetryBudget
+from tokenizer_service.failover.backoff import Backoff
+from tokenizer_service.failover.failover import Failover, FailoverLimits
+from tokenizer_service.failover.retry_budget import BudgetLimits, RetryBudget
 
 LENGTH = 7
 SEED = 2**63 - 2  # the third sample's wraps

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from service_runtime.metrics import Deferred
 from tokenizer_service.api.tenant_metrics import TenantMetrics
-from tokenizer_service.engines.choice import Reason
+from tokenizer_service.routing.choice import Reason
 
 _PREFIX = "tokenwire_tokenizer"
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -13,7 +13,7 @@ from service_runtime.drain import read_grace
 from service_runtime.wire import Malformed, request_parser
 from tokenizer_service.api.errors import abort
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
-from tokenizer_service.engines.replicas import Replica, Replicas
+from tokenizer_service.routing.replicas import Replica, Replicas
 from tokenizer_service.sessions.admission import Admission
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 

@@ -11,10 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenizer_service.engines.router import Router
 from tokenizer_service.http.errors import FieldNames, HttpError, http_error
 from tokenizer_service.http.facts import compact
 from tokenizer_service.http.page import Page
+from tokenizer_service.routing.router import Router
 from tokenizer_service.sessions.validation import check_model
 
 _NOT_READY = "no engine is connected, or the service is shutting down"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tokenizer_service.engines.refusal import Refusal
-from tokenizer_service.engines.router import no_engine
+from tokenizer_service.routing.router import no_engine
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.request import RequestDraft, TextRequest

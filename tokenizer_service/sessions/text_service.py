@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import structlog
 
-from tokenizer_service.engines.failover import Failover
 from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission
 from tokenizer_service.engines.refusal import (
     Refusal,
@@ -19,7 +18,8 @@ from tokenizer_service.engines.refusal import (
     deadline_passed,
     invalid_field,
 )
-from tokenizer_service.engines.router import Router, no_engine
+from tokenizer_service.failover.failover import Failover
+from tokenizer_service.routing.router import Router, no_engine
 from tokenizer_service.sessions.assembler import TextAssembler
 from tokenizer_service.sessions.encode_pool import EncodePool
 from tokenizer_service.sessions.prompt_text import PromptEncoder, PromptRefused

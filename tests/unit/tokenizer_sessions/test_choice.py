@@ -6,14 +6,14 @@ import pytest
 
 from tests.unit.tokenizer_sessions.test_connection import Sink, connection
 from tokenizer_service.engines.block_digests import block_digests
-from tokenizer_service.engines.choice import Candidate, Draw, Policy, Reason, Weights, choose
 from tokenizer_service.engines.connection import EngineConnection
-from tokenizer_service.engines.expected import ExpectedBlocks
 from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission, Usage
 from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.engines.replica_load import EngineLoad, ReplicaLoad
-from tokenizer_service.engines.router import Router
+from tokenizer_service.routing.choice import Candidate, Draw, Policy, Reason, Weights, choose
+from tokenizer_service.routing.expected import ExpectedBlocks
+from tokenizer_service.routing.router import Router
 from tokenwire.engine.v1 import engine_pb2
 
 PROMPT = 1000

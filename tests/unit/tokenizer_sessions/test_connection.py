@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from service_runtime.tls import Dialer
-from tokenizer_service.engines.choice import Policy
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.convert import engine_finish, submit_message
 from tokenizer_service.engines.live_request import LiveRequest
@@ -20,7 +19,8 @@ from tokenizer_service.engines.messages import (
     Usage,
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
-from tokenizer_service.engines.router import Router
+from tokenizer_service.routing.choice import Policy
+from tokenizer_service.routing.router import Router
 from tokenwire.common.v1 import outcome_pb2
 from tokenwire.engine.v1 import engine_pb2
 

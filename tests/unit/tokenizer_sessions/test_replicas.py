@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.tokenizer_sessions.test_connection import Sink, connection, submission
 from tokenizer_service.engines.connection import EngineConnection
-from tokenizer_service.engines.discovery import MAX_ADDRESSES, DnsDiscovery
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
-from tokenizer_service.engines.replicas import STATIC, Replicas, check_address
-from tokenizer_service.engines.router import Router
+from tokenizer_service.routing.discovery import MAX_ADDRESSES, DnsDiscovery
+from tokenizer_service.routing.replicas import STATIC, Replicas, check_address
+from tokenizer_service.routing.router import Router
 
 
 def connect(address: str) -> EngineConnection:

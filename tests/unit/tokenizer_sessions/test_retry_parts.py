@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_service.engines.backoff import Backoff
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits, BreakerState
-from tokenizer_service.engines.retry_budget import BudgetLimits, RetryBudget
+from tokenizer_service.failover.backoff import Backoff
+from tokenizer_service.failover.retry_budget import BudgetLimits, RetryBudget
 
 CLOSED, HALF_OPEN, OPEN = BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizer_service.engines.block_digests import block_digests
-from tokenizer_service.engines.choice import Candidate, Draw, Policy, Reason, choose
 from tokenizer_service.engines.connection import EngineConnection
-from tokenizer_service.engines.expected import ExpectedBlocks
 from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenSink, TokenSubmission
 from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
+from tokenizer_service.routing.choice import Candidate, Draw, Policy, Reason, choose
+from tokenizer_service.routing.expected import ExpectedBlocks
 
 # Longer prompts are compared by so many leading tokens: 2 ms of hashing at most.
 MAX_COMPARED_TOKENS = 32_768

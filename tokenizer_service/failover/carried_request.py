@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tokenizer_service.engines.carried_part import Part
 from tokenizer_service.engines.losses import is_full
 from tokenizer_service.engines.messages import ReplicaStream, TokenNews, TokenSink, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
-from tokenizer_service.engines.resumption import SampleSoFar, groups_of, is_of_resumption, rest_of
+from tokenizer_service.failover.carried_part import Part
+from tokenizer_service.failover.resumption import SampleSoFar, groups_of, is_of_resumption, rest_of
 
 if TYPE_CHECKING:
-    from tokenizer_service.engines.failover import Failover
+    from tokenizer_service.failover.failover import Failover
 
 _log = structlog.get_logger()
 _CANCELLED = Refusal(RefusalCode.CANCELLED, "the request was cancelled")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tokenizer_service.engines.backoff import Backoff
-from tokenizer_service.engines.carried_request import CarriedRequest
 from tokenizer_service.engines.messages import ReplicaStream, TokenSink, TokenStream, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal
-from tokenizer_service.engines.retry_budget import RetryBudget
+from tokenizer_service.failover.backoff import Backoff
+from tokenizer_service.failover.carried_request import CarriedRequest
+from tokenizer_service.failover.retry_budget import RetryBudget
 
 
 @dataclass(frozen=True, slots=True)
