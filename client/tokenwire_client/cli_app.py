@@ -14,7 +14,7 @@ from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
 from tokenwire_client.cli_engines import app as engines_app
 from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
-from tokenwire_client.cli_plugins import GROUP, add_plugins
+from tokenwire_client.cli_plugins import GROUP, add_own, add_plugins
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
 from tokenwire_client.types import Message, Sampling
@@ -38,6 +38,7 @@ def run() -> None:
         # A terminal that cannot show a character gets a question mark, not a crash.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     if GROUP in sys.argv[1:]:  # only then is their import worth its time
+        add_own(load)
         add_plugins(load)
     app()
 

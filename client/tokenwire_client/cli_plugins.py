@@ -1,13 +1,27 @@
-"""`tokenwire load ...`: subcommands that other installed packages bring (entry points of the group `tokenwire.load`).
+"""`tokenwire load ...`: our own subcommands, and those that other installed packages bring (entry points of the group
+`tokenwire.load`).
 
 Must not know: what the subcommands do.
 """
 
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 import typer
 
 GROUP = "load"
+OWN_PACKAGES = ("aiohttp", "hdrh", "matplotlib")
+
+
+def add_own(group: typer.Typer) -> None:
+    """Adds the subcommands of this package; where the packages of the extra `load` are missing, it says so."""
+    missing = [package for package in OWN_PACKAGES if find_spec(package) is None]
+    if missing:
+        typer.echo(f"tokenwire: load tests need {', '.join(missing)}: pip install 'tokenwire[load]'", err=True)
+        return
+    from tokenwire_client.load.commands import add_commands
+
+    add_commands(group)
 
 
 def add_plugins(group: typer.Typer) -> None:

@@ -1,0 +1,132 @@
+"""Any OpenAI-compatible server as a target: POST /v1/completions or /v1/chat/completions with stream=true.
+
+Must not know: schedules, statistics.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from tokenwire_client.load.outcomes import Part, RequestFailed
+from tokenwire_client.load.workload import LoadRequest
+
+_PREFIX = b"data:"
+_LAST = b"[DONE]"
+_LONGEST_LINE = 2**20
+_LONGEST_MESSAGE = 300
+# Kept connections are used again sooner than servers usually close them, so that no request meets a closing one.
+_KEEP_ALIVE_S = 2.0
+_CONNECT_TIMEOUT_S = 30.0
+
+
+class HttpTarget:
+    """Servers that count tokens in their `usage` are believed; else each chunk with text is one token."""
+
+    def __init__(
+        self,
+        base_url: str,
+        keys: Sequence[str | None],
+        *,
+        model: str,
+        chat: bool = False,
+        ignore_eos: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`extra` is added to each body. Inside the event loop only."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
+        self._url = f"{base_url.rstrip('/')}/v1/{'chat/' if chat else ''}completions"
+        self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
+        self._chat = chat
+        self._common: dict[str, Any] = {
+            "model": model,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ignore_eos:  # no field of OpenAI's, but servers that run models themselves know it
+            self._common["ignore_eos"] = True
+        self._common |= extra or {}
+
+    async def stream(self, request: LoadRequest) -> AsyncGenerator[Part, None]:
+        body = self.body(request)
+        try:
+            async with self._session.post(self._url, json=body, headers=self._headers[request.tenant]) as response:
+                if response.status != 200:
+                    text = (await response.content.read(_LONGEST_MESSAGE)).decode(errors="replace")
+                    raise RequestFailed(f"http_{response.status}", text)
+                async for line in response.content:
+                    if not line.startswith(_PREFIX):
+                        continue
+                    data = line[len(_PREFIX) :].strip()
+                    if data == _LAST:
+                        return
+                    if part := part_of(data):
+                        yield part
+        except (aiohttp.ClientError, ConnectionError, OSError) as error:
+            raise RequestFailed("connection", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]) from error
+        except ValueError as error:  # a line longer than the buffer
+            raise RequestFailed("bad_stream", str(error)[:_LONGEST_MESSAGE]) from error
+        raise RequestFailed("incomplete_stream", "the stream ended without [DONE]")
+
+    def body(self, request: LoadRequest) -> dict[str, Any]:
+        body = self._common | {"max_tokens": request.max_tokens}
+        if self._chat:
+            return body | {"messages": [{"role": "user", "content": request.text}]}
+        return body | {"prompt": request.text}
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def served_model(base_url: str, key: str | None) -> str:
+    """The first model that the server lists. Raises RequestFailed."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = f"{base_url.rstrip('/')}/v1/models"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session,
+            session.get(url, headers=headers) as response,
+        ):
+            if response.status != 200:
+                raise RequestFailed(f"http_{response.status}", f"GET {url} answered {response.status}")
+            return str((await response.json(content_type=None))["data"][0]["id"])
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise RequestFailed("connection", f"{url}: {type(error).__name__}: {error}") from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise RequestFailed("bad_answer", f"{url} lists no model; name one with --model") from error
+
+
+def part_of(data: bytes) -> Part | None:
+    """What an event brings, None for nothing. RequestFailed for an event that reports an error or is no JSON object."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise RequestFailed("bad_stream", "an event is not JSON") from None
+    if not isinstance(event, dict):
+        raise RequestFailed("bad_stream", "an event is not an object")
+    if event.get("error"):
+        raise RequestFailed("error_event", str(event["error"])[:_LONGEST_MESSAGE])
+    count = sum(_tokens_in(choice) for choice in event.get("choices") or ())
+    usage = event.get("usage")
+    if not usage:
+        return Part(count) if count else None
+    details = usage.get("prompt_tokens_details") or {}
+    return Part(count, usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+
+
+def _tokens_in(choice: Mapping[str, Any]) -> int:
+    """Their ids where the server gives them, else one for a chunk with text.
+
+    In a completion also an empty chunk that is not the end counts: a part of a character. (A chat's first chunk has
+    the role only.)
+    """
+    if choice.get("token_ids"):
+        return len(choice["token_ids"])
+    delta = choice.get("delta")
+    if delta is not None:
+        return int(any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")))
+    return int(bool(choice.get("text")) or choice.get("finish_reason") is None)

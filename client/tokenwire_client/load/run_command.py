@@ -1,0 +1,302 @@
+"""`tokenwire load run` and `tokenwire load sweep`: flags to settings, then the test, then the report.
+
+Must not know: transports, how figures are made.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from tokenwire_client import cli_options as flags
+from tokenwire_client.channels import DEFAULT_TARGET
+from tokenwire_client.cli_output import EXIT_FAILED, EXIT_INTERRUPTED, show_table, terminal_text
+from tokenwire_client.load import options as own
+from tokenwire_client.load.arrivals import ArrivalKind, Pace
+from tokenwire_client.load.console import STEP_HEADS, knee_line, step_row, summary_lines
+from tokenwire_client.load.execute import Interrupts, connected, run_round, run_rounds
+from tokenwire_client.load.generator import Limits
+from tokenwire_client.load.lengths import MAX_TOKENS, parse_lengths
+from tokenwire_client.load.outcomes import RequestFailed
+from tokenwire_client.load.progress import progress_for_stderr
+from tokenwire_client.load.recorder import Targets
+from tokenwire_client.load.results import Knee, Report, Round, write_json
+from tokenwire_client.load.settings import RunSettings, Server, TargetKind, described, machine
+from tokenwire_client.load.sweep import Plan, Rule, sweep
+from tokenwire_client.load.traces import TraceFormat, read_trace
+from tokenwire_client.load.workload import Shape, TraceEntry
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the report goes."""
+
+    json: Path
+    page: Path
+
+
+def run(
+    kind: own.Kind = TargetKind.GRPC,
+    target: own.TargetFlag = None,
+    arrivals: Annotated[ArrivalKind, typer.Option(help="How requests come.")] = ArrivalKind.POISSON,
+    rate: Annotated[float, typer.Option(help="Requests per second of an open loop.")] = 1.0,
+    burstiness: Annotated[float, typer.Option(help="Of bursty: deviation / mean of the gaps; 1 is Poisson.")] = 3.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=100_000, help="Clients of a closed loop.")] = 8,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds in which requests are sent. Unset without --requests: 60.")
+    ] = None,
+    requests: own.Requests = None,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds at the beginning that count in no figure.")] = 0.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Repeat, each with the next seed.")] = 1,
+    input_tokens: own.InputTokens = "100",
+    output_tokens: own.OutputTokens = "64",
+    prefixes: own.Prefixes = 0,
+    prefix_tokens: own.PrefixTokens = 0,
+    cancel_share: own.CancelShare = 0.0,
+    trace: own.TraceFile = None,
+    trace_format: own.TraceKind = TraceFormat.AZURE,
+    time_scale: own.TimeScale = 1.0,
+    max_input: own.MaxInput = MAX_TOKENS,
+    max_output: own.MaxOutput = MAX_TOKENS,
+    seed: own.Seed = 0,
+    tenant: own.TenantFlags = None,
+    model: own.ModelFlag = "",
+    chat: own.Chat = False,
+    natural_end: own.NaturalEnd = False,
+    extra_body: own.ExtraBody = None,
+    api_key: flags.ApiKey = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
+    ttft: own.TtftGoal = None,
+    tpot: own.TpotGoal = None,
+    e2e: own.E2eGoal = None,
+    max_in_flight: own.InFlight = 4096,
+    request_timeout: own.RequestTimeout = 600.0,
+    drain: own.Drain = 120.0,
+    json_out: own.JsonOut = Path(".run/load/report.json"),
+    html_out: own.PageOut = Path(".run/load/report.html"),
+) -> None:
+    """One load: what the server does under it. Writes JSON and a page, prints the main figures."""
+    given = dict(locals())
+    seconds = 60.0 if duration is None and requests is None and arrivals is not ArrivalKind.TRACE else duration
+    settings = _settings(given, arrivals, Limits(requests, seconds, max_in_flight, request_timeout, drain), rate)
+    interrupts = Interrupts()
+    found = _run(run_rounds(settings, progress_for_stderr(), interrupts), interrupts)
+    _write(
+        Report("run", _now(), described(settings, _words(given)), machine(), tuple(found)), Output(json_out, html_out)
+    )
+    for line in summary_lines(found):
+        typer.echo(terminal_text(line))
+    _finish(found, interrupts)
+
+
+def sweep_rates(
+    kind: own.Kind = TargetKind.GRPC,
+    target: own.TargetFlag = None,
+    arrivals: Annotated[ArrivalKind, typer.Option(help="constant, poisson or bursty.")] = ArrivalKind.POISSON,
+    burstiness: Annotated[float, typer.Option(help="Of bursty: deviation / mean of the gaps.")] = 3.0,
+    rates: Annotated[str | None, typer.Option(help="Requests per second to try, as in 1,2,4. Unset: search.")] = None,
+    first_rate: Annotated[float, typer.Option(help="Where the search begins.")] = 1.0,
+    factor: Annotated[float, typer.Option(help="By which the rate grows while it is sustained.")] = 2.0,
+    max_rate: Annotated[float, typer.Option(help="The search goes no higher.")] = 1024.0,
+    refine: Annotated[int, typer.Option(min=0, max=20, help="Halvings between the last good and the first bad.")] = 3,
+    duration: Annotated[float, typer.Option(help="Seconds for each rate.")] = 20.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Of them, at the beginning, in no figure.")] = 4.0,
+    good_share: Annotated[float, typer.Option(help="With targets: share of good requests of a sustained rate.")] = 0.95,
+    kept_share: Annotated[float, typer.Option(help="Without: ends / begins of a sustained rate.")] = 0.9,
+    input_tokens: own.InputTokens = "100",
+    output_tokens: own.OutputTokens = "64",
+    prefixes: own.Prefixes = 0,
+    prefix_tokens: own.PrefixTokens = 0,
+    cancel_share: own.CancelShare = 0.0,
+    trace: own.TraceFile = None,
+    trace_format: own.TraceKind = TraceFormat.SHAREGPT,
+    max_input: own.MaxInput = MAX_TOKENS,
+    max_output: own.MaxOutput = MAX_TOKENS,
+    seed: own.Seed = 0,
+    tenant: own.TenantFlags = None,
+    model: own.ModelFlag = "",
+    chat: own.Chat = False,
+    natural_end: own.NaturalEnd = False,
+    extra_body: own.ExtraBody = None,
+    api_key: flags.ApiKey = None,
+    tls: flags.UseTls = False,
+    ca_file: flags.CaFile = None,
+    cert_file: flags.CertFile = None,
+    key_file: flags.KeyFile = None,
+    server_name: flags.ServerName = None,
+    ttft: own.TtftGoal = None,
+    tpot: own.TpotGoal = None,
+    e2e: own.E2eGoal = None,
+    max_in_flight: own.InFlight = 4096,
+    request_timeout: own.RequestTimeout = 600.0,
+    drain: own.Drain = 30.0,
+    json_out: own.JsonOut = Path(".run/load/report.json"),
+    html_out: own.PageOut = Path(".run/load/report.html"),
+) -> None:
+    """Rates up to the knee: the highest one that the server sustains."""
+    given = dict(locals())
+    if arrivals in (ArrivalKind.CLOSED, ArrivalKind.TRACE):
+        raise typer.BadParameter(f"{arrivals.value} arrivals have no rate to sweep", param_hint="--arrivals")
+    settings = _settings(given, arrivals, Limits(None, duration, max_in_flight, request_timeout, drain), first_rate)
+    try:
+        plan = Plan(first_rate, factor, max_rate, refine, _rates(rates))
+        rule = Rule(bool(settings.targets), good_share, kept_share)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    interrupts = Interrupts()
+    found, knee = _run(_sweep(settings, plan, rule, interrupts), interrupts)
+    words = described(settings, _words(given)) | {"arrivals": f"open loop, {arrivals.value}", "sustained": rule.words()}
+    _write(Report("sweep", _now(), words, machine(), tuple(found), knee), Output(json_out, html_out))
+    show_table(STEP_HEADS, [step_row(each) for each in found])
+    typer.echo(knee_line(knee))
+    _finish(found, interrupts)
+
+
+async def _sweep(settings: RunSettings, plan: Plan, rule: Rule, interrupts: Interrupts) -> tuple[list[Round], Knee]:
+    watcher = progress_for_stderr()
+    async with connected(settings.server, [tenant.key for tenant in settings.tenants]) as target:
+
+        async def measure(rate: float) -> Round:
+            assert settings.pace is not None
+            one = dataclasses.replace(settings, pace=dataclasses.replace(settings.pace, rate=rate))
+            found = await run_round(one, target, watcher, interrupts, f"{rate:g} requests/s")
+            verdict = "sustained" if rule.holds(found) else "not sustained"
+            typer.echo(f"{rate:g} requests/s: {verdict} ({found.rates.ok:.2f} ok/s)", err=True)
+            return found
+
+        return await sweep(plan, rule, measure)
+
+
+def _settings(given: dict[str, Any], arrivals: ArrivalKind, limits: Limits, rate: float) -> RunSettings:
+    """BadParameter for what does not fit together."""
+    try:
+        tenants = own.tenants_of(given["tenant"], given["api_key"], own.environment())
+        entries = _entries(given, arrivals, limits)
+        has_pace = arrivals not in (ArrivalKind.CLOSED, ArrivalKind.TRACE)
+        return RunSettings(
+            server=_server(given),
+            arrivals=arrivals,
+            shape=Shape(
+                input=parse_lengths(given["input_tokens"]),
+                output=parse_lengths(given["output_tokens"]),
+                prefixes=given["prefixes"],
+                prefix_tokens=given["prefix_tokens"],
+                cancel_share=given["cancel_share"],
+                tenant_weights=tuple(each.weight for each in tenants),
+                most_input=given["max_input"],
+                most_output=given["max_output"],
+            ),
+            limits=_limited(limits, arrivals, entries),
+            targets=Targets(given["ttft"], given["tpot"], given["e2e"]),
+            tenants=tenants,
+            seed=given["seed"],
+            warmup_s=given["warmup"],
+            rounds=given.get("rounds", 1),
+            pace=Pace(arrivals, rate, given["burstiness"]) if has_pace else None,
+            clients=given["concurrency"] if arrivals is ArrivalKind.CLOSED else 0,
+            entries=entries,
+            time_scale=given.get("time_scale", 1.0),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _limited(limits: Limits, arrivals: ArrivalKind, entries: Sequence[TraceEntry]) -> Limits:
+    """A replay ends with its trace."""
+    if arrivals is not ArrivalKind.TRACE:
+        return limits
+    return dataclasses.replace(limits, requests=min(limits.requests or len(entries), len(entries)))
+
+
+def _entries(given: dict[str, Any], arrivals: ArrivalKind, limits: Limits) -> tuple[TraceEntry, ...]:
+    path, kind = given["trace"], given["trace_format"]
+    if path is None:
+        if arrivals is ArrivalKind.TRACE:
+            raise ValueError("arrivals by a trace need --trace")
+        return ()
+    if arrivals is not ArrivalKind.TRACE:
+        return tuple(read_trace(path, kind, limits.requests or MAX_TOKENS))
+    if kind is TraceFormat.SHAREGPT:
+        raise ValueError("ShareGPT files hold no times; choose other arrivals, the file gives the requests")
+    seconds = float("inf") if limits.seconds is None else limits.seconds * given["time_scale"]
+    return tuple(read_trace(path, kind, limits.requests or MAX_TOKENS, seconds))
+
+
+def _server(given: dict[str, Any]) -> Server:
+    kind = given["kind"]
+    default = DEFAULT_TARGET if kind is TargetKind.GRPC else DEFAULT_URL
+    return Server(
+        kind,
+        given["target"] or default,
+        given["model"],
+        given["chat"],
+        not given["natural_end"],
+        flags.tls(*(given[name] for name in ("tls", "ca_file", "cert_file", "key_file", "server_name"))),
+        own.extra_of(given["extra_body"]),
+    )
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"rates {text!r} are not numbers separated by commas") from None
+
+
+_SHOWN = (
+    "duration", "requests", "warmup", "rounds", "rate", "burstiness", "input_tokens", "output_tokens", "prefixes",
+    "prefix_tokens", "cancel_share", "trace_format", "max_in_flight", "request_timeout", "drain", "seed", "natural_end",
+)  # fmt: skip
+
+
+def _words(given: dict[str, Any]) -> dict[str, str]:
+    """Flags of the report, without keys and paths."""
+    words = {name: str(getattr(given[name], "value", given[name])) for name in _SHOWN if given.get(name) is not None}
+    if given["trace"] is None:
+        words.pop("trace_format", None)
+    goals = [f"{name} {given[name]:g} s" for name in ("ttft", "tpot", "e2e") if given[name] is not None]
+    return words | ({"targets": ", ".join(goals)} if goals else {})
+
+
+def _run(work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
+    async def with_signals() -> T:
+        with interrupts.installed():
+            return await work
+
+    try:
+        return asyncio.run(with_signals())
+    except RequestFailed as failure:
+        typer.echo(terminal_text(f"tokenwire: {failure.message}"), err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _write(report: Report, output: Output) -> None:
+    from tokenwire_client.load.page import write_page  # plots take half a second to import
+
+    write_json(report, output.json)
+    write_page(report, output.page)
+    typer.echo(f"report: {output.page} ({output.json})", err=True)
+
+
+def _finish(rounds: Sequence[Round], interrupts: Interrupts) -> None:
+    """Exit codes: 130 when interrupted, 1 when not a single request ended well."""
+    if interrupts.seen:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if not any(each.counts.ok for each in rounds):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
