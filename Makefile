@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(subst =,,$(TORCH))
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup run test lint up down bench audit protos clean
+.PHONY: help setup run test lint up down bench loadtest audit protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,9 @@ test: lint ## everything that must be green: lint, then the whole default suite
 bench: setup ## compare targets, write .run/bench (TARGETS="tokenwire vllm" PEERS=folder BENCH="--rounds 3")
 	@$(BIN)/python -m benchmarks.serving.compare --targets $(or $(TARGETS),tokenwire tokenwire-engine inprocess) \
 		$(if $(PEERS),--peers "$(PEERS)") $(BENCH)
+
+loadtest: setup ## sweep what is up to its knee, write .run/load/report.html (LOADTEST="run --rate 4")
+	@$(BIN)/tokenwire load $(or $(LOADTEST),sweep --duration 15 --warmup 3 --ttft 1 --tpot 0.1)
 
 audit: setup ## known vulnerabilities of the installed packages (asks pypi.org, fails where it cannot)
 	@mkdir -p .run && $(PYTHON) -m venv .run/audit

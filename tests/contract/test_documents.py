@@ -1,17 +1,22 @@
 """The documents say what the code does: configuration, flags, links, and the README's example as written."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import typer
 
 from docs.generate_configuration import TARGET, render
 from engine_service.config import EngineSettings
 from tests.fixtures.stack import running_stack
 from tokenizer_service.config import TokenizerSettings
+from tokenwire_client.load.commands import add_commands
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,10 +26,27 @@ def test_the_configuration_page_is_fresh() -> None:
     assert TARGET.read_text() == render(), "run `python docs/generate_configuration.py`"
 
 
+def load_commands() -> dict[str, Any]:
+    """The subcommands of `tokenwire load` that are the client's own."""
+    group = typer.Typer()
+    add_commands(group)
+    return dict(typer.main.get_command(group).commands)  # type: ignore[attr-defined]
+
+
+def test_every_load_test_the_documents_show_is_one() -> None:
+    page = (ROOT / "docs" / "load-testing.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^tokenwire load (\S+)(.*)$", page, flags=re.MULTILINE)
+    assert len(lines) > 8
+    for name, rest in lines:
+        arguments = shlex.split(rest, comments=True)
+        load_commands()[name].make_context(name, arguments)
+
+
 def test_every_flag_the_documents_name_exists() -> None:
     known = {"--config", "--help"}
     for settings in (EngineSettings, TokenizerSettings):
         known |= {"--" + name.replace("_", "-") for name in settings.model_fields}
+    known |= {flag for command in load_commands().values() for each in command.params for flag in each.opts}
     for document in DOCUMENTS:
         named = set(re.findall(r"`(--[a-z-]+)", document.read_text()))
         assert {flag.replace("--no-", "--") for flag in named} <= known, document.name

@@ -97,7 +97,7 @@ def test_tenants_have_their_keys_and_no_report_has_them(target: str, tmp_path: P
 
 
 def test_a_sweep_and_its_comparison_and_its_page_again(target: str, tmp_path: Path) -> None:
-    rates = ("--rates", "20,40", "--duration", "0.5", "--warmup", "0.1", "--ttft", "1", "--good-share", "0.2")
+    rates = ("--rates", "20,40", "--arrivals", "constant", "--duration", "0.5", "--warmup", "0.1", "--ttft", "1", "--good-share", "0.2")
     code, output, report = load(tmp_path, "sweep", "--target", target, *rates)
     assert code == 0
     assert [each["rate"] for each in report["rounds"]] == [20.0, 40.0]
@@ -213,6 +213,6 @@ def test_cancelled_requests_free_the_real_engine(succ_http: HttpStack, tmp_path:
     address = f"127.0.0.1:{asyncio.run(succ_http.tokenizer.port())}"
     shape = ("--input", "10", "--output", "400", "--cancel-share", "1", "--requests", "8", "--rate", "100")
     code, _, report = load(tmp_path, "run", "--target", address, *shape, "--seed", "5")
-    assert code == 1  # not a single one was to end
+    assert code == 0  # not a single one was to end
     assert report["rounds"][0]["counts"]["cancelled"] == 8
     succ_http.until_idle()

@@ -45,7 +45,10 @@ def report(
     from tokenwire_client.load.page import write_page
 
     page = html or source.with_suffix(".html")
-    write_page(_read(source), page)
+    try:
+        write_page(_read(source), page)
+    except ValueError as error:  # a distribution in it cannot be decoded
+        raise typer.BadParameter(f"{source}: {error}") from error
     typer.echo(str(page))
 
 

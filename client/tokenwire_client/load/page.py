@@ -79,16 +79,17 @@ def _round_plots(each: Round, suffix: str) -> list[str]:
 
 def _sweep(report: Report) -> str:
     rounds, knee = report.rounds, report.knee
-    assert knee is not None
+    if knee is None:
+        return _run(report)
+    goals = {name: seconds * 1e3 for name, seconds in report.targets.items()}
+    ttft, tpot = _lines(lambda each: each.ttft), _lines(lambda each: each.tpot)
     found = "none of the rates was sustained" if math.isnan(knee.rate) else f"{knee.rate:g} requests per second"
     above = "" if math.isnan(knee.first_failed) else f"; {knee.first_failed:g} were too many"
     plots = [
         charts.over_rate("Throughput", "requests per second", rounds, _RATE_LINES, knee, diagonal=True),
         charts.over_rate("Tokens", "tokens per second", rounds, [("generated", lambda each: each.rates.tokens)], knee),
-        charts.over_rate("Time to first token", "milliseconds", rounds, _lines(lambda each: each.ttft), knee, log=True),
-        charts.over_rate(
-            "Time per output token", "milliseconds", rounds, _lines(lambda each: each.tpot), knee, log=True
-        ),
+        charts.over_rate("Time to first token", "milliseconds", rounds, ttft, knee, limit=goals.get("ttft"), log=True),
+        charts.over_rate("Time per output token", "milliseconds", rounds, tpot, knee, limit=goals.get("tpot"), log=True),
     ]
     return (
         f'<p class="big">Knee: <b>{found}</b>{above}.</p><p>Sustained means: {html.escape(knee.rule)}.</p>'

@@ -247,6 +247,6 @@ class Recorder:
             )
         if self._without_usage:
             notes.append(f"{self._without_usage} answers came without token counts; one per message is assumed.")
-        if not total.ok:
+        if not total.ok and not total.counts().all_left:
             notes.append("No request ended well.")
         return notes

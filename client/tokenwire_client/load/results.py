@@ -38,6 +38,11 @@ class Counts:
         return sum(self.errors.values())
 
     @property
+    def all_left(self) -> bool:
+        """Whether every request was left on purpose, so that none could end."""
+        return self.cancelled == self.intended
+
+    @property
     def good_share(self) -> float:
         """Of all that should have been answered: what was neither sent nor answered is not good."""
         wanted = self.intended - self.cancelled
@@ -115,7 +120,8 @@ class Knee:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of a run or a sweep. `rounds` of a sweep are its rates in ascending order; `knee` is None for a run."""
+    """All of a run or a sweep. `rounds` of a sweep are its rates in ascending order; `knee` is None for a run. `targets`:
+    seconds by name (ttft, tpot, e2e)."""
 
     kind: str
     created: str
@@ -123,6 +129,7 @@ class Report:
     machine: dict[str, str]
     rounds: tuple[Round, ...]
     knee: Knee | None = None
+    targets: dict[str, float] = field(default_factory=dict)
 
 
 def write_json(report: Report, path: Path) -> None:

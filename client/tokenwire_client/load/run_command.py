@@ -14,24 +14,20 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tokenwire_client import cli_options as flags
-from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_output import EXIT_FAILED, EXIT_INTERRUPTED, show_table, terminal_text
 from tokenwire_client.load import options as own
-from tokenwire_client.load.arrivals import ArrivalKind, Pace
+from tokenwire_client.load.arrivals import ArrivalKind
+from tokenwire_client.load.assemble import rates_of, settings_of, targets_in, words_of
 from tokenwire_client.load.console import STEP_HEADS, knee_line, step_row, summary_lines
 from tokenwire_client.load.execute import Interrupts, connected, run_round, run_rounds
-from tokenwire_client.load.generator import Limits
-from tokenwire_client.load.lengths import MAX_TOKENS, parse_lengths
+from tokenwire_client.load.lengths import MAX_TOKENS
 from tokenwire_client.load.outcomes import RequestFailed
 from tokenwire_client.load.progress import progress_for_stderr
-from tokenwire_client.load.recorder import Targets
 from tokenwire_client.load.results import Knee, Report, Round, write_json
-from tokenwire_client.load.settings import RunSettings, Server, TargetKind, described, machine
+from tokenwire_client.load.settings import RunSettings, TargetKind, described, machine
 from tokenwire_client.load.sweep import Plan, Rule, sweep
-from tokenwire_client.load.traces import TraceFormat, read_trace
-from tokenwire_client.load.workload import Shape, TraceEntry
+from tokenwire_client.load.traces import TraceFormat
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 T = TypeVar("T")
 
 
@@ -89,13 +85,12 @@ def run(
 ) -> None:
     """One load: what the server does under it. Writes JSON and a page, prints the main figures."""
     given = dict(locals())
-    seconds = 60.0 if duration is None and requests is None and arrivals is not ArrivalKind.TRACE else duration
-    settings = _settings(given, arrivals, Limits(requests, seconds, max_in_flight, request_timeout, drain), rate)
+    settings = settings_of(given, arrivals, rate)
     interrupts = Interrupts()
     found = _run(run_rounds(settings, progress_for_stderr(), interrupts), interrupts)
-    _write(
-        Report("run", _now(), described(settings, _words(given)), machine(), tuple(found)), Output(json_out, html_out)
-    )
+    words = described(settings, words_of(given))
+    report = Report("run", _now(), words, machine(), tuple(found), targets=targets_in(settings.targets))
+    _write(report, Output(json_out, html_out))
     for line in summary_lines(found):
         typer.echo(terminal_text(line))
     _finish(found, interrupts)
@@ -149,16 +144,17 @@ def sweep_rates(
     given = dict(locals())
     if arrivals in (ArrivalKind.CLOSED, ArrivalKind.TRACE):
         raise typer.BadParameter(f"{arrivals.value} arrivals have no rate to sweep", param_hint="--arrivals")
-    settings = _settings(given, arrivals, Limits(None, duration, max_in_flight, request_timeout, drain), first_rate)
+    settings = settings_of(given, arrivals, first_rate)
     try:
-        plan = Plan(first_rate, factor, max_rate, refine, _rates(rates))
+        plan = Plan(first_rate, factor, max_rate, refine, rates_of(rates))
         rule = Rule(bool(settings.targets), good_share, kept_share)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     interrupts = Interrupts()
     found, knee = _run(_sweep(settings, plan, rule, interrupts), interrupts)
-    words = described(settings, _words(given)) | {"arrivals": f"open loop, {arrivals.value}", "sustained": rule.words()}
-    _write(Report("sweep", _now(), words, machine(), tuple(found), knee), Output(json_out, html_out))
+    words = described(settings, words_of(given)) | {"arrivals": f"open loop, {arrivals.value}", "sustained": rule.words()}
+    report = Report("sweep", _now(), words, machine(), tuple(found), knee, targets_in(settings.targets))
+    _write(report, Output(json_out, html_out))
     show_table(STEP_HEADS, [step_row(each) for each in found])
     typer.echo(knee_line(knee))
     _finish(found, interrupts)
@@ -177,97 +173,6 @@ async def _sweep(settings: RunSettings, plan: Plan, rule: Rule, interrupts: Inte
             return found
 
         return await sweep(plan, rule, measure)
-
-
-def _settings(given: dict[str, Any], arrivals: ArrivalKind, limits: Limits, rate: float) -> RunSettings:
-    """BadParameter for what does not fit together."""
-    try:
-        tenants = own.tenants_of(given["tenant"], given["api_key"], own.environment())
-        entries = _entries(given, arrivals, limits)
-        has_pace = arrivals not in (ArrivalKind.CLOSED, ArrivalKind.TRACE)
-        return RunSettings(
-            server=_server(given),
-            arrivals=arrivals,
-            shape=Shape(
-                input=parse_lengths(given["input_tokens"]),
-                output=parse_lengths(given["output_tokens"]),
-                prefixes=given["prefixes"],
-                prefix_tokens=given["prefix_tokens"],
-                cancel_share=given["cancel_share"],
-                tenant_weights=tuple(each.weight for each in tenants),
-                most_input=given["max_input"],
-                most_output=given["max_output"],
-            ),
-            limits=_limited(limits, arrivals, entries),
-            targets=Targets(given["ttft"], given["tpot"], given["e2e"]),
-            tenants=tenants,
-            seed=given["seed"],
-            warmup_s=given["warmup"],
-            rounds=given.get("rounds", 1),
-            pace=Pace(arrivals, rate, given["burstiness"]) if has_pace else None,
-            clients=given["concurrency"] if arrivals is ArrivalKind.CLOSED else 0,
-            entries=entries,
-            time_scale=given.get("time_scale", 1.0),
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _limited(limits: Limits, arrivals: ArrivalKind, entries: Sequence[TraceEntry]) -> Limits:
-    """A replay ends with its trace."""
-    if arrivals is not ArrivalKind.TRACE:
-        return limits
-    return dataclasses.replace(limits, requests=min(limits.requests or len(entries), len(entries)))
-
-
-def _entries(given: dict[str, Any], arrivals: ArrivalKind, limits: Limits) -> tuple[TraceEntry, ...]:
-    path, kind = given["trace"], given["trace_format"]
-    if path is None:
-        if arrivals is ArrivalKind.TRACE:
-            raise ValueError("arrivals by a trace need --trace")
-        return ()
-    if arrivals is not ArrivalKind.TRACE:
-        return tuple(read_trace(path, kind, limits.requests or MAX_TOKENS))
-    if kind is TraceFormat.SHAREGPT:
-        raise ValueError("ShareGPT files hold no times; choose other arrivals, the file gives the requests")
-    seconds = float("inf") if limits.seconds is None else limits.seconds * given["time_scale"]
-    return tuple(read_trace(path, kind, limits.requests or MAX_TOKENS, seconds))
-
-
-def _server(given: dict[str, Any]) -> Server:
-    kind = given["kind"]
-    default = DEFAULT_TARGET if kind is TargetKind.GRPC else DEFAULT_URL
-    return Server(
-        kind,
-        given["target"] or default,
-        given["model"],
-        given["chat"],
-        not given["natural_end"],
-        flags.tls(*(given[name] for name in ("tls", "ca_file", "cert_file", "key_file", "server_name"))),
-        own.extra_of(given["extra_body"]),
-    )
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise ValueError(f"rates {text!r} are not numbers separated by commas") from None
-
-
-_SHOWN = (
-    "duration", "requests", "warmup", "rounds", "rate", "burstiness", "input_tokens", "output_tokens", "prefixes",
-    "prefix_tokens", "cancel_share", "trace_format", "max_in_flight", "request_timeout", "drain", "seed", "natural_end",
-)  # fmt: skip
-
-
-def _words(given: dict[str, Any]) -> dict[str, str]:
-    """Flags of the report, without keys and paths."""
-    words = {name: str(getattr(given[name], "value", given[name])) for name in _SHOWN if given.get(name) is not None}
-    if given["trace"] is None:
-        words.pop("trace_format", None)
-    goals = [f"{name} {given[name]:g} s" for name in ("ttft", "tpot", "e2e") if given[name] is not None]
-    return words | ({"targets": ", ".join(goals)} if goals else {})
 
 
 def _run(work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
@@ -291,10 +196,10 @@ def _write(report: Report, output: Output) -> None:
 
 
 def _finish(rounds: Sequence[Round], interrupts: Interrupts) -> None:
-    """Exit codes: 130 when interrupted, 1 when not a single request ended well."""
+    """Exit codes: 130 when interrupted, 1 when requests failed and not a single one ended well."""
     if interrupts.seen:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if not any(each.counts.ok for each in rounds):
+    if not any(each.counts.ok for each in rounds) and any(not each.counts.all_left for each in rounds):
         raise typer.Exit(EXIT_FAILED)
 
 

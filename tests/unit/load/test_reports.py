@@ -38,7 +38,6 @@ class Elements(HTMLParser):
         super().__init__()
         self.names: list[str] = []
         self.attributes: list[tuple[str, str]] = []
-        self.open: list[str] = []
         self.feed(page)
         self.close()
 
