@@ -115,8 +115,10 @@ _SHOWN = (
 def words_of(given: dict[str, Any]) -> dict[str, str]:
     """Flags of the report, without keys and paths."""
     words = {name: str(getattr(given[name], "value", given[name])) for name in _SHOWN if given.get(name) is not None}
-    if given["trace"] is None:
-        words.pop("trace_format", None)
+    unused = set() if given["trace"] else {"trace_format"}
+    unused |= set() if given["arrivals"] is ArrivalKind.BURSTY else {"burstiness"}
+    unused |= {"rate"} if given["arrivals"] in (ArrivalKind.CLOSED, ArrivalKind.TRACE) else set()
+    words = {name: value for name, value in words.items() if name not in unused}
     goals = [f"{name} {given[name]:g} s" for name in ("ttft", "tpot", "e2e") if given[name] is not None]
     return words | ({"targets": ", ".join(goals)} if goals else {})
 

@@ -6,6 +6,7 @@ Must not know: the command line, files, how results look.
 import asyncio
 import contextlib
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,6 +21,7 @@ from tokenwire_client.load.settings import RunSettings, Server, TargetKind
 from tokenwire_client.load.workload import Workload
 
 _START_DELAY_S = 0.05
+_MUCH_CACHED = 0.2
 
 
 class Watcher(Protocol):
@@ -83,7 +85,7 @@ async def connected(server: Server, keys: list[str | None]) -> AsyncIterator[Tar
     else:
         from tokenwire_client.load.http_target import HttpTarget, served_model
 
-        model = server.model or await served_model(server.address, keys[0])
+        model = server.model or await served_model(server.address, keys[0], server.tls)
         target = HttpTarget(
             server.address,
             keys,
@@ -91,6 +93,7 @@ async def connected(server: Server, keys: list[str | None]) -> AsyncIterator[Tar
             chat=server.chat,
             ignore_eos=server.ignore_eos,
             extra=server.extra,
+            tls=server.tls,
         )
     try:
         yield target
@@ -131,10 +134,23 @@ async def run_round(
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    clipped = workload.clipped()
-    notes = [f"{clipped} recorded requests were longer than the limits and were cut."] if clipped else []
-    rate = settings.pace.rate if settings.pace is not None else float("nan")
-    return recorder.result(_planned(settings), rate, interrupts.seen, notes)
+    rate = settings.pace.rate if settings.pace is not None else math.nan
+    found = recorder.result(_planned(settings), rate, interrupts.seen)
+    return dataclasses.replace(found, notes=(*found.notes, *_notes(settings, workload, found)))
+
+
+def _notes(settings: RunSettings, workload: Workload, found: Round) -> list[str]:
+    """What the recorder cannot know."""
+    notes = []
+    if clipped := workload.clipped():
+        notes.append(f"{clipped} recorded requests were longer than the limits and were cut.")
+    is_all_new = not settings.entries and not settings.shape.prefixes
+    if is_all_new and found.tokens.cached > _MUCH_CACHED * found.tokens.prompt:
+        notes.append(
+            f"{found.tokens.cached} of {found.tokens.prompt} prompt tokens came from the server's prefix cache, though the "
+            "prompts share none: it has seen this seed before. Give another --seed."
+        )
+    return notes
 
 
 def _offsets(settings: RunSettings) -> Iterator[float]:

@@ -166,6 +166,8 @@ class Generator:
             message = f"no whole answer within {self._limits.timeout_s:g} s"
         except asyncio.CancelledError:
             ending = Ending.ABANDONED
+        except Exception as failure:  # a fault of ours must not make a request vanish from the counts
+            ending, status, message = Ending.ERROR, "load_generator", f"{type(failure).__name__}: {failure}"
         self._listener.ended(
             Outcome(
                 request=request,

@@ -3,7 +3,10 @@
 Must not know: schedules, statistics.
 """
 
+import asyncio
+import contextlib
 import json
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +14,7 @@ import aiohttp
 
 from tokenwire_client.load.outcomes import Part, RequestFailed
 from tokenwire_client.load.workload import LoadRequest
+from tokenwire_client.tls import Tls
 
 _PREFIX = b"data:"
 _LAST = b"[DONE]"
@@ -19,6 +23,7 @@ _LONGEST_MESSAGE = 300
 # Kept connections are used again sooner than servers usually close them, so that no request meets a closing one.
 _KEEP_ALIVE_S = 2.0
 _CONNECT_TIMEOUT_S = 30.0
+_END_WITHIN_S = 0.1
 
 
 class HttpTarget:
@@ -33,9 +38,11 @@ class HttpTarget:
         chat: bool = False,
         ignore_eos: bool = True,
         extra: Mapping[str, Any] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`extra` is added to each body. Inside the event loop only."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=_context(tls))
+        self._server_name = None if tls is None else tls.server_name
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
         self._url = f"{base_url.rstrip('/')}/v1/{'chat/' if chat else ''}completions"
@@ -54,7 +61,10 @@ class HttpTarget:
     async def stream(self, request: LoadRequest) -> AsyncGenerator[Part, None]:
         body = self.body(request)
         try:
-            async with self._session.post(self._url, json=body, headers=self._headers[request.tenant]) as response:
+            headers = self._headers[request.tenant]
+            async with self._session.post(
+                self._url, json=body, headers=headers, server_hostname=self._server_name
+            ) as response:
                 if response.status != 200:
                     text = (await response.content.read(_LONGEST_MESSAGE)).decode(errors="replace")
                     raise RequestFailed(f"http_{response.status}", text)
@@ -63,6 +73,7 @@ class HttpTarget:
                         continue
                     data = line[len(_PREFIX) :].strip()
                     if data == _LAST:
+                        await _read_end(response.content)
                         return
                     if part := part_of(data):
                         yield part
@@ -82,14 +93,33 @@ class HttpTarget:
         await self._session.close()
 
 
-async def served_model(base_url: str, key: str | None) -> str:
+async def _read_end(stream: aiohttp.StreamReader) -> None:
+    """Only a connection whose answer was read to its end is used again; most servers end it with their last word."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_WITHIN_S):
+            await stream.readany()
+
+
+def _context(tls: Tls | None) -> ssl.SSLContext | bool:
+    """True: the well-known authorities."""
+    if tls is None:
+        return True
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    if tls.cert_file is not None:
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    return context
+
+
+async def served_model(base_url: str, key: str | None, tls: Tls | None = None) -> str:
     """The first model that the server lists. Raises RequestFailed."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{base_url.rstrip('/')}/v1/models"
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session,
-            session.get(url, headers=headers) as response,
+            session.get(
+                url, headers=headers, ssl=_context(tls), server_hostname=None if tls is None else tls.server_name
+            ) as response,
         ):
             if response.status != 200:
                 raise RequestFailed(f"http_{response.status}", f"GET {url} answered {response.status}")

@@ -140,7 +140,7 @@ class Recorder:
         if outcome.ending is Ending.OK:
             self._add_usage(outcome)
 
-    def result(self, planned_s: float | None, rate: float, interrupted: bool, notes: Sequence[str]) -> Round:
+    def result(self, planned_s: float | None, rate: float, interrupted: bool) -> Round:
         """The figures. `planned_s`: how long requests were to be sent; None: until so many were."""
         begin, end = self._window(planned_s if not interrupted else None)
         seconds = (end - begin) * SLOT_S
@@ -169,7 +169,7 @@ class Recorder:
             series=self._timeline.series(),
             dots=tuple(sorted(self._dots)),
             error_examples=dict(self._examples),
-            notes=(*notes, *self._notes(interrupted)),
+            notes=tuple(self._notes(interrupted)),
             rate=rate,
             interrupted=interrupted,
         )
@@ -239,6 +239,8 @@ class Recorder:
                 f"The load generator fell behind: 1 % of the requests were sent {late * 1e3:.0f} ms late or more. "
                 "That is part of their latency; use a faster machine or a lower rate to measure the server alone."
             )
+        if not total.counts().intended:
+            notes.append("No request was meant to start after the warm-up.")
         if total.not_sent:
             notes.append(f"{total.not_sent} requests were not sent: the in-flight limit was reached.")
         if total.abandoned and not interrupted:

@@ -29,6 +29,7 @@ from tokenwire_client.load.sweep import Plan, Rule, sweep
 from tokenwire_client.load.traces import TraceFormat
 
 T = TypeVar("T")
+_SEED_STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,9 @@ async def _sweep(settings: RunSettings, plan: Plan, rule: Rule, interrupts: Inte
 
         async def measure(rate: float) -> Round:
             assert settings.pace is not None
-            one = dataclasses.replace(settings, pace=dataclasses.replace(settings.pace, rate=rate))
+            # Prompts of its own for each rate: the server's prefix cache may know those of the others.
+            seed = settings.seed * _SEED_STRIDE + round(rate * 1000)
+            one = dataclasses.replace(settings, pace=dataclasses.replace(settings.pace, rate=rate), seed=seed)
             found = await run_round(one, target, watcher, interrupts, f"{rate:g} requests/s")
             verdict = "sustained" if rule.holds(found) else "not sustained"
             typer.echo(f"{rate:g} requests/s: {verdict} ({found.rates.ok:.2f} ok/s)", err=True)

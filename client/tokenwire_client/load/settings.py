@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tokenwire_client.load.arrivals import ArrivalKind, Pace
+from tokenwire_client.load.arrivals import ArrivalKind, Pace, scaled
 from tokenwire_client.load.generator import Limits
 from tokenwire_client.load.recorder import Targets
 from tokenwire_client.load.workload import Shape, TraceEntry
@@ -52,6 +52,12 @@ class Server:
         if (self.kind is TargetKind.HTTP) != is_url:
             wanted = "a URL that begins with http:// or https://" if self.kind is TargetKind.HTTP else "host:port"
             raise ValueError(f"the target of kind {self.kind.value} must be {wanted}, got {self.address!r}")
+        if "@" in self.address:
+            raise ValueError("the target must hold no credentials: give keys as --api-key or --tenant")
+        if self.tls is not None and self.address.startswith("http://"):
+            raise ValueError("flags of TLS need a target that begins with https://")
+        if self.extra and self.kind is TargetKind.GRPC:
+            raise ValueError("an extra body is for targets of kind http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,11 @@ class RunSettings:
             raise ValueError(f"a warm-up of {self.warmup_s:g} s in a run of {self.limits.seconds:g} s: nothing is left")
         if not 1 <= len(self.tenants) <= _MAX_TENANTS:
             raise ValueError(f"{len(self.tenants)} tenants: outside [1, {_MAX_TENANTS}]")
+        if self.arrivals is ArrivalKind.CLOSED and not 1 <= self.clients <= self.limits.in_flight:
+            raise ValueError(f"{self.clients} clients: outside 1 to the in-flight limit of {self.limits.in_flight}")
+        if self.entries and self.shape.prefixes:
+            raise ValueError("recorded requests have the prefixes that were recorded, and no others")
+        scaled((), self.time_scale)
 
 
 def described(settings: RunSettings, words: Mapping[str, str]) -> dict[str, str]:

@@ -68,7 +68,7 @@ def measured(
             await generator.run_closed(clients, 0.0)
         else:
             await generator.run_open(schedule(Pace(ArrivalKind.CONSTANT, rate), 1), 0.0)
-        return recorder.result(limits.seconds if limits.requests is None else None, rate, stop_at is not None, [])
+        return recorder.result(limits.seconds if limits.requests is None else None, rate, stop_at is not None)
 
     return run_virtually(run(), loop)
 
@@ -196,6 +196,15 @@ def test_goodput_counts_whole_answers_within_the_targets() -> None:
     assert (found.counts.ok, found.counts.good, found.counts.failed) == (300, 200, 100)
     assert found.counts.good_share == 0.5
     assert found.error_examples == {"http_500": "it broke"}
+
+
+def test_a_fault_of_the_target_loses_no_request() -> None:
+    def broken(number: int) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    found = measured(FakeTarget(lambda _: SERVICE_S, broken), Limits(5, None))
+    assert found.counts.errors == {"load_generator": 5}
+    assert found.error_examples == {"load_generator": "ZeroDivisionError: a bug"}
 
 
 def test_cancelled_requests_are_left_at_their_token() -> None:
