@@ -101,12 +101,15 @@ async def _read_end(stream: aiohttp.StreamReader) -> None:
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext | bool:
-    """True: the well-known authorities."""
+    """True: the well-known authorities. RequestFailed for files that cannot be read."""
     if tls is None:
         return True
-    context = ssl.create_default_context(cafile=tls.ca_file)
-    if tls.cert_file is not None:
-        context.load_cert_chain(tls.cert_file, tls.key_file)
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.cert_file is not None:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+    except OSError as error:
+        raise RequestFailed("tls", f"a certificate or key cannot be read: {error.strerror or error}") from error
     return context
 
 

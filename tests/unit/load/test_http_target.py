@@ -2,15 +2,19 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from tests.fixtures.certificates import Authority
 from tokenwire_client.load.http_target import HttpTarget, part_of, served_model
 from tokenwire_client.load.outcomes import Part, RequestFailed
 from tokenwire_client.load.workload import LoadRequest
+from tokenwire_client.tls import Tls
 
 REQUEST = LoadRequest(0, " a b", 2, 3, tenant=1)
 DONE = "data: [DONE]\n\n"
@@ -37,12 +41,14 @@ USAGE = event(
 
 
 @contextlib.asynccontextmanager
-async def server(body: Sequence[str], status: int = 200, models: object = None) -> AsyncIterator[tuple[str, list[Any]]]:
-    """A server that answers everything with `body`: its URL and (path, headers, body) of what it got."""
+async def server(
+    body: Sequence[str], status: int = 200, models: object = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, list[Any]]]:
+    """A server that answers everything with `body`: its URL and (path, headers, body, peer) of what it got."""
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        seen.append((request.path, request.headers.copy(), await request.json()))
+        seen.append((request.path, request.headers.copy(), await request.json(), request.transport.get_extra_info("peername")))
         response = web.StreamResponse(status=status)
         await response.prepare(request)
         for part in body:
@@ -58,9 +64,9 @@ async def server(body: Sequence[str], status: int = 200, models: object = None) 
     runner = web.AppRunner(application)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", seen
+        yield f"http{'s' if tls else ''}://{host}:{port}", seen
     finally:
         await runner.cleanup()
 
@@ -78,7 +84,7 @@ async def test_a_completion_is_read_and_asked_for_as_it_should() -> None:
     async with server(body) as (url, seen):
         parts = await parts_of(f"{url}/", extra={"top_k": 5})
     assert parts == [Part(1), Part(1), Part(1), Part(0, 2, 3, 1)]
-    ((path, headers, sent),) = seen
+    ((path, headers, sent, _),) = seen
     assert (path, headers["Authorization"]) == ("/v1/completions", "Bearer secret")
     assert sent == {
         "model": "m",
@@ -97,7 +103,7 @@ async def test_a_chat_is_read_and_asked_for_as_it_should() -> None:
     async with server(body) as (url, seen):
         parts = await parts_of(url, chat=True, ignore_eos=False)
     assert parts == [Part(1), Part(1), Part(0, 2, 3, 1)]
-    ((path, _, sent),) = seen
+    ((path, _, sent, _),) = seen
     assert path == "/v1/chat/completions"
     assert sent["messages"] == [{"role": "user", "content": " a b"}]
     assert "ignore_eos" not in sent
@@ -130,6 +136,31 @@ async def test_nobody_there_is_an_error() -> None:
     assert caught.value.status == "connection"
     with pytest.raises(RequestFailed, match="connection"):
         await served_model(url, None)
+
+
+async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
+    ours, other = Authority(tmp_path), Authority(tmp_path, "other")
+    identity = ours.server("here", "model.internal")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity.cert, identity.key)
+    async with server([chunk("x"), DONE], tls=context) as (url, _):
+        tls = Tls(ours.ca, server_name="model.internal")
+        assert await served_model(url, None, tls) == "some-model"
+        assert await parts_of(url, tls=tls) == [Part(1)]
+        for wrong in (Tls(ours.ca), Tls(other.ca, server_name="model.internal"), None):
+            with pytest.raises(RequestFailed, match="connection"):
+                await parts_of(url, tls=wrong)
+    with pytest.raises(RequestFailed, match="cannot be read: No such file"):
+        await parts_of(url, tls=Tls(tmp_path / "none.pem"))
+
+
+async def test_connections_are_used_again() -> None:
+    async with server([chunk("x"), DONE]) as (url, seen):
+        target = HttpTarget(url, [None, None], model="m")
+        for _ in range(5):
+            assert [part async for part in target.stream(REQUEST)] == [Part(1)]
+        await target.close()
+    assert len({peer for _, _, _, peer in seen}) == 1
 
 
 async def test_the_first_model_is_taken() -> None:
