@@ -48,7 +48,9 @@ async def server(
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        seen.append((request.path, request.headers.copy(), await request.json(), request.transport.get_extra_info("peername")))
+        assert request.transport is not None
+        peer = request.transport.get_extra_info("peername")
+        seen.append((request.path, request.headers.copy(), await request.json(), peer))
         response = web.StreamResponse(status=status)
         await response.prepare(request)
         for part in body:

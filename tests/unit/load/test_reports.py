@@ -15,6 +15,7 @@ from tokenwire_client.load.console import compare_row, knee_line, step_row, summ
 from tokenwire_client.load.page import render
 from tokenwire_client.load.results import Knee, Report, read_json, write_json
 
+EMPTY = '{"format": "tokenwire-load/1", "kind": %s, "created": "", "settings": {}, "machine": {}, "rounds": []}'
 HOSTILE = '<script src="https://evil.example/x.js">alert(1)</script>'
 
 
@@ -64,8 +65,8 @@ def test_json_there_and_back(name: str, tmp_path: Path) -> None:
         ("[]", "is no report"),
         ('{"format": "other"}', "is no report"),
         ('{"format": "tokenwire-load/1"}', "is a damaged report"),
-        ('{"format": "tokenwire-load/1", "kind": 3, "created": "", "settings": {}, "machine": {}, "rounds": []}', "damaged"),
-        ('{"format": "tokenwire-load/1", "kind": "", "created": "", "settings": {}, "machine": {}, "rounds": []}', "no meas"),
+        (EMPTY % "3", "is a damaged report: str expected, got '3'"),
+        (EMPTY % '"run"', "holds no measurement"),
     ],
 )
 def test_what_is_no_report_is_refused(text: str, message: str, tmp_path: Path) -> None:
