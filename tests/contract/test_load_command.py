@@ -57,7 +57,7 @@ def target(service: UnreliableService) -> Iterator[str]:
 
 def load(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, all output, and the JSON report ({} if there is none)."""
-    outputs = ("--json", str(folder / "r.json"), "--html", str(folder / "r.html"))
+    outputs = ("--json-file", str(folder / "r.json"), "--html-file", str(folder / "r.html"))
     result = CliRunner().invoke(GROUP, [*arguments, *outputs], env={"COLUMNS": "200", **environment})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
@@ -105,7 +105,7 @@ def test_a_sweep_and_its_comparison_and_its_page_again(target: str, tmp_path: Pa
     assert "knee: 40 requests/s (at least 20% of the requests within the targets)" in output
     page = (tmp_path / "r.html").read_text()
     path = str(tmp_path / "r.json")
-    again = CliRunner().invoke(GROUP, ["report", path, "--html", str(tmp_path / "again.html")])
+    again = CliRunner().invoke(GROUP, ["report", path, "--html-file", str(tmp_path / "again.html")])
     assert again.exit_code == 0
     assert (tmp_path / "again.html").read_text() == page
     compared = CliRunner().invoke(GROUP, ["compare", path, path])
@@ -203,12 +203,14 @@ def test_both_transports_of_the_real_stack_serve_the_same_workload(succ_http: Ht
     load_ = ("--rate", "40", "--requests", "16", "--input", "uniform:5,20", "--output", "uniform:2,8", "--seed", "3")
     found = []
     for kind, where in (("grpc", address), ("http", url)):
+        before = succ_http.metric("generated_tokens_total")
         code, output, report = load(tmp_path, "run", "--kind", kind, "--target", where, *load_)
         assert code == 0, output
         (one,) = report["rounds"]
         assert (one["counts"]["ok"], one["tokens"]["without_usage"]) == (16, 0), output
         assert one["tokens"]["prompt"] == one["tokens"]["asked_prompt"]
         assert one["ttft"]["count"] == 16
+        assert succ_http.metric("generated_tokens_total") - before == one["tokens"]["completion"]
         found.append((one["tokens"]["prompt"], one["tokens"]["completion"]))
     assert found[0] == found[1]
     succ_http.until_idle()

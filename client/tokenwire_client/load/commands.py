@@ -39,12 +39,12 @@ def compare(a: JsonFile, b: JsonFile) -> None:
 
 def report(
     source: JsonFile,
-    html: Annotated[Path | None, typer.Option(help="Where the page goes. Unset: beside the JSON file.")] = None,
+    html_file: Annotated[Path | None, typer.Option(help="Where the page goes. Unset: beside the JSON file.")] = None,
 ) -> None:
     """Makes the page of a JSON file again."""
     from tokenwire_client.load.page import write_page
 
-    page = html or source.with_suffix(".html")
+    page = html_file or source.with_suffix(".html")
     try:
         write_page(_read(source), page)
     except ValueError as error:  # a distribution in it cannot be decoded

@@ -95,8 +95,8 @@ TpotGoal = Annotated[
 E2eGoal = Annotated[
     float | None, typer.Option("--e2e", help="Seconds for the whole answer, at most.", rich_help_panel=_GOALS)
 ]
-JsonOut = Annotated[Path, typer.Option("--json", help="Where the figures go.")]
-PageOut = Annotated[Path, typer.Option("--html", help="Where the page goes.")]
+JsonOut = Annotated[Path, typer.Option("--json-file", help="Where the figures go.")]
+PageOut = Annotated[Path, typer.Option("--html-file", help="Where the page goes.")]
 
 
 def tenants_of(flags: list[str] | None, api_key: str | None, environment: Mapping[str, str]) -> tuple[Tenant, ...]:
