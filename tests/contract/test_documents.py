@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import typer
 
 from docs.generate_configuration import TARGET, render
@@ -48,7 +47,7 @@ def test_every_flag_the_documents_name_exists() -> None:
         known |= {"--" + name.replace("_", "-") for name in settings.model_fields}
     known |= {flag for command in load_commands().values() for each in command.params for flag in each.opts}
     for document in DOCUMENTS:
-        named = set(re.findall(r"`(--[a-z-]+)", document.read_text()))
+        named = set(re.findall(r"`(--[a-z0-9-]+)", document.read_text()))
         assert {flag.replace("--no-", "--") for flag in named} <= known, document.name
 
 

@@ -1,4 +1,4 @@
-"""`tokenwire load` against services on sockets: a scripted one that misbehaves, and the real stack over both transports."""
+"""`tokenwire load` against services on sockets: a scripted one that misbehaves, the real stack over both transports."""
 
 import asyncio
 import itertools
@@ -97,7 +97,20 @@ def test_tenants_have_their_keys_and_no_report_has_them(target: str, tmp_path: P
 
 
 def test_a_sweep_and_its_comparison_and_its_page_again(target: str, tmp_path: Path) -> None:
-    rates = ("--rates", "20,40", "--arrivals", "constant", "--duration", "0.5", "--warmup", "0.1", "--ttft", "1", "--good-share", "0.2")
+    rates = (
+        "--rates",
+        "20,40",
+        "--arrivals",
+        "constant",
+        "--duration",
+        "0.5",
+        "--warmup",
+        "0.1",
+        "--ttft",
+        "1",
+        "--good-share",
+        "0.2",
+    )
     code, output, report = load(tmp_path, "sweep", "--target", target, *rates)
     assert code == 0
     assert [each["rate"] for each in report["rounds"]] == [20.0, 40.0]

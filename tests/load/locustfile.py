@@ -1,7 +1,7 @@
 """For teams that use Locust: the prompts of `tokenwire load` from Locust's users, against any OpenAI-compatible server.
 
-Not part of the suite, and Locust is no dependency: `pip install locust`, then see docs/load-testing.md. Locust's users wait for
-their answers (a closed loop), so a server that stalls is asked less meanwhile; `tokenwire load` has open loops.
+Not part of the suite, and Locust is no dependency: `pip install locust`, then see docs/load-testing.md. Locust's users
+wait for their answers (a closed loop), so a server that stalls is asked less; `tokenwire load` has open loops.
 """
 
 import itertools

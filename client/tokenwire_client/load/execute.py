@@ -147,8 +147,8 @@ def _notes(settings: RunSettings, workload: Workload, found: Round) -> list[str]
     is_all_new = not settings.entries and not settings.shape.prefixes
     if is_all_new and found.tokens.cached > _MUCH_CACHED * found.tokens.prompt:
         notes.append(
-            f"{found.tokens.cached} of {found.tokens.prompt} prompt tokens came from the server's prefix cache, though the "
-            "prompts share none: it has seen this seed before. Give another --seed."
+            f"{found.tokens.cached} of {found.tokens.prompt} prompt tokens came from the server's prefix cache, though "
+            "the prompts share none: it has seen this seed before. Give another --seed."
         )
     return notes
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from tokenwire_client.load.outcomes import Part, RequestFailed
 from tokenwire_client.load.workload import LoadRequest
@@ -79,7 +80,7 @@ class HttpTarget:
                         yield part
         except (aiohttp.ClientError, ConnectionError, OSError) as error:
             raise RequestFailed("connection", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]) from error
-        except ValueError as error:  # a line longer than the buffer
+        except LineTooLong as error:
             raise RequestFailed("bad_stream", str(error)[:_LONGEST_MESSAGE]) from error
         raise RequestFailed("incomplete_stream", "the stream ended without [DONE]")
 

@@ -89,7 +89,9 @@ def _sweep(report: Report) -> str:
         charts.over_rate("Throughput", "requests per second", rounds, _RATE_LINES, knee, diagonal=True),
         charts.over_rate("Tokens", "tokens per second", rounds, [("generated", lambda each: each.rates.tokens)], knee),
         charts.over_rate("Time to first token", "milliseconds", rounds, ttft, knee, limit=goals.get("ttft"), log=True),
-        charts.over_rate("Time per output token", "milliseconds", rounds, tpot, knee, limit=goals.get("tpot"), log=True),
+        charts.over_rate(
+            "Time per output token", "milliseconds", rounds, tpot, knee, limit=goals.get("tpot"), log=True
+        ),
     ]
     return (
         f'<p class="big">Knee: <b>{found}</b>{above}.</p><p>Sustained means: {html.escape(knee.rule)}.</p>'

@@ -120,8 +120,10 @@ class Knee:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of a run or a sweep. `rounds` of a sweep are its rates in ascending order; `knee` is None for a run. `targets`:
-    seconds by name (ttft, tpot, e2e)."""
+    """All of a run or a sweep. `rounds` of a sweep are its rates in ascending order; `knee` is None for a run.
+
+    `targets`: seconds by name (ttft, tpot, e2e).
+    """
 
     kind: str
     created: str

@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.load_rounds import GAP_S, round_of
@@ -29,6 +29,7 @@ def test_percentiles_are_those_of_the_sorted_values(values: list[float], percent
     assert filled(values).percentile(percent) == pytest.approx(wanted, rel=1.1e-3, abs=1.1e-6)
 
 
+@settings(max_examples=25)
 @given(SECONDS, SECONDS)
 def test_merged_histograms_are_the_histogram_of_all(first: list[float], second: list[float]) -> None:
     both = merged([filled(first).summary(), filled(second).summary()])

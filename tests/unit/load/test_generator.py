@@ -214,7 +214,7 @@ def test_cancelled_requests_are_left_at_their_token() -> None:
     assert sorted(target.left) == list(range(50))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     delays=st.lists(st.sampled_from([0.001, 0.003, 0.05, 0.7, float("inf")]), min_size=1, max_size=5),
     failing=st.integers(1, 6),

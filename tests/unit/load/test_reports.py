@@ -55,7 +55,6 @@ def test_json_there_and_back(name: str, tmp_path: Path) -> None:
     again = read_json(path)
     write_json(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
-    assert render(again) == render(REPORTS[name])
 
 
 @pytest.mark.parametrize(
