@@ -9,7 +9,7 @@ import json
 import time
 from typing import Any
 
-from locust import FastHttpUser, constant, events, task
+from locust import HttpUser, constant, events, task
 
 from tokenwire_client.load.lengths import parse_lengths
 from tokenwire_client.load.workload import Shape, Workload
@@ -26,7 +26,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
-class Reader(FastHttpUser):
+class Reader(HttpUser):
     """Asks for a completion as a stream, reads it to its end, asks again."""
 
     wait_time = constant(0)
@@ -69,7 +69,7 @@ class Reader(FastHttpUser):
         """Moments of the first and the last token, the server's count of tokens, whether the end came."""
         first: float | None = None
         last, tokens = 0.0, 0
-        for line in response.iter_lines():
+        for line in response.iter_lines(chunk_size=None):  # as they arrive
             line = line.decode() if isinstance(line, bytes) else line
             if not line.startswith("data:"):
                 continue
