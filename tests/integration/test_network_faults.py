@@ -133,18 +133,3 @@ async def test_streams_go_on(fleet: Fleet, fault: str) -> None:
         again = [stream(client, 100 + seed, begun) for seed in range(4)]
         assert [tokens for tokens, _ in await asyncio.gather(*again)] == [expected(100 + seed) for seed in range(4)]
         await fleet.until_idle(10.0)
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_link_that_never_heals_holds_no_blocks(fleet: Fleet) -> None:
-    """The engine finds by keepalive that nobody is there, and ends what it computes for nobody."""
-    async with AsyncClient(fleet.target) as client:
-        long = Sampling(max_tokens=4000, seed=1, temperature=1.0)
-        answers = [client.generate(PROMPT, long, timeout=120) for _ in range(4)]
-        for answer in answers:
-            await anext(aiter(answer))
-        fleet.proxy.silence()
-        for answer in answers:
-            await answer.aclose()
-        await fleet.until_idle(60.0)
