@@ -160,8 +160,12 @@ async def test_abort_ends_a_stream_with_a_last_word() -> None:
         facade.service.worker.allow(3)
         first = await asyncio.wait_for(call.read(), WAIT_S)
         assert first.WhichOneof("response") == "chunk"
-        facade.service.worker.open_gate()
-        await facade.stub.Abort(vllm_pb2.AbortRequest(request_ids=["unknown", "mine", "mine"]), timeout=WAIT_S)
+        request = vllm_pb2.AbortRequest(request_ids=["unknown", "mine", "mine"])
+        abort = asyncio.ensure_future(facade.stub.Abort(request, timeout=WAIT_S))
+        while not abort.done():  # step by step, so that the request cannot end by itself meanwhile
+            facade.service.worker.allow(1)
+            await asyncio.wait({abort}, timeout=0.02)
+        await abort
         _, last = await asyncio.wait_for(answers(call), WAIT_S)
         assert [last[index].finish_reason for index in (0, 1)] == ["abort", "abort"]
         await until_free(facade)
