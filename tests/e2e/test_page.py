@@ -120,7 +120,7 @@ async def test_a_failure_in_mid_stream_is_shown(tmp_path: Path) -> None:
         await page.keyboard.press("Enter")
         await expect(page.locator("article.live span")).not_to_be_empty()
         await service.engine.break_sessions()
-        await expect(page.locator("article.failed footer")).to_contain_text("engine was lost")
+        await expect(page.locator("article.failed footer")).to_contain_text("no engine is connected")
 
 
 async def test_what_the_model_writes_is_text_and_never_markup(tmp_path: Path) -> None:
