@@ -164,7 +164,9 @@ class EngineService:
         return model_info_message(connection.info, self._model_name, self._engine_version)
 
     def _opened(self, connection: Connection) -> engine_pb2.SessionOpened:
-        return engine_pb2.SessionOpened(model=self._model_info(connection), engine_epoch=connection.info.epoch)
+        return engine_pb2.SessionOpened(
+            model=self._model_info(connection), engine_epoch=connection.info.epoch, takes_heartbeats=True
+        )
 
 
 def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:

@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import grpc
+import structlog
 
 from engine_service.api import errors
 from engine_service.api.admission import Door
 from engine_service.api.convert import add_prompt_logprobs, load_news_message, request_output
 from engine_service.api.engine_handle import Connection, EngineHandle
+from engine_service.api.heartbeat import HeartbeatWatch, read_heartbeat
 from engine_service.api.live_request import Submission, Unread
 from engine_service.api.load_news import LoadNews
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
@@ -89,6 +91,7 @@ class Session:
         self._must_say_draining = False
         self._load = LoadNews(handle, self._has_news.set)
         self._tells_load = False
+        self._heartbeat = HeartbeatWatch(None)
         self._has_room = asyncio.Event()
         self._all_written = asyncio.Event()
         self._has_room.set()
@@ -121,26 +124,36 @@ class Session:
                 self._context,
                 Refusal(RefusalCode.INVALID, "the first message of a session must be `open`", "open"),
             )
+        heartbeat_s = read_heartbeat(first.open)
+        if isinstance(heartbeat_s, Refusal):
+            await errors.abort(self._context, heartbeat_s)
+        self._heartbeat = HeartbeatWatch(heartbeat_s)
         self._tells_load = first.open.tell_load
         await self._context.write(engine_pb2.SessionResponse(opened=self._opened(connection)))
 
     async def _serve(self, connection: Connection) -> Refusal | None:
-        """Until the client ends the stream (None), breaks its rules or the engine ends (why)."""
+        """Until the client ends the stream (None), breaks its rules, is silent or the engine ends (why)."""
         reader = asyncio.create_task(self._read_commands())
         writer = asyncio.create_task(self._write_outputs())
         ended = asyncio.create_task(connection.ended.wait())
         draining = asyncio.create_task(self._watch_draining())
+        silent = asyncio.create_task(self._heartbeat.wait_silent())
         try:
             with self._load.listening() if self._tells_load else nullcontext():
-                done, _ = await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({reader, writer, ended, silent}, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
                 await self._write_last_words(writer)
                 return connection.reason
             if writer in done:
                 writer.result()
-            return reader.result()
+            if reader in done:
+                return reader.result()
+            structlog.get_logger().warning(
+                "session_silent", seconds=self._heartbeat.limit_s, live_requests=len(self._live)
+            )
+            return silent.result()
         finally:
-            await _end(reader, writer, ended, draining)
+            await _end(reader, writer, ended, draining, silent)
 
     async def _write_last_words(self, writer: asyncio.Task[None]) -> None:
         """Gives the writer a moment to tell how the requests ended."""
@@ -158,10 +171,14 @@ class Session:
 
     async def _read_commands(self) -> Refusal | None:
         while True:
-            await self._has_room.wait()
             message = _command(await self._context.read())
             if message is None or isinstance(message, Refusal):
                 return message
+            self._heartbeat.heard()
+            if message.WhichOneof("command") is None and not message.ByteSize():
+                continue  # a heartbeat; a command that we do not know has bytes
+            with self._heartbeat.paused():
+                await self._has_room.wait()
             refusal = self._obey(message)
             if refusal is not None:
                 return refusal

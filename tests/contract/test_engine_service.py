@@ -298,11 +298,11 @@ async def test_stream_that_ends_before_it_opens() -> None:
 @pytest.mark.parametrize(
     "breach",
     [
-        engine_pb2.SessionRequest(),
+        engine_pb2.SessionRequest.FromString(b"\x7a\x00"),  # field 15, which there is not
         engine_pb2.SessionRequest(open=engine_pb2.OpenSession()),
         engine_pb2.SessionRequest(submit=engine_pb2.SubmitRequest(handle=1, request=token_request([4], 5))),
     ],
-    ids=["nothing", "second-open", "live-handle"],
+    ids=["unknown-command", "second-open", "live-handle"],
 )
 async def test_breach_of_the_stream_ends_it_and_its_requests(breach: engine_pb2.SessionRequest) -> None:
     async with scripted_service(gated=True) as service:

@@ -175,3 +175,26 @@ async def test_one_engine_lost_all_requests_go_on() -> None:
         assert service.metric("resumed_tokens_total") == 1
         assert await service.health() == SERVING
         assert service.metric("engines_connected") == 1
+
+
+async def test_a_quiet_session_has_heartbeats() -> None:
+    async with running(default_model(), hello, engine_hang_timeout=0.6) as service:
+        engine = service.engine
+        assert engine.opened[0].heartbeat.ToMilliseconds() == 200
+        await engine.wait_until(lambda: engine.num_heartbeats >= 3)
+        assert (await collect(service.stub.Generate(ids_request([5])))).text == "Hello"
+        await engine.wait_until(lambda: engine.num_heartbeats >= 5)
+        assert len(engine.opened) == 1
+
+
+async def test_an_older_engine_is_sent_no_heartbeats() -> None:
+    async with running(default_model(), hello, engine_hang_timeout=0.6) as service:
+        engine = service.engine
+        engine.takes_heartbeats = False
+        await engine.break_sessions()
+        await engine.wait_until(lambda: len(engine.opened) == 2)
+        sent = engine.num_heartbeats
+        await asyncio.sleep(1.0)  # five heartbeats
+        assert engine.num_heartbeats == sent
+        await service.wait_health(True)
+        assert (await collect(service.stub.Generate(ids_request([5])))).text == "Hello"

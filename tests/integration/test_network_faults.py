@@ -27,6 +27,7 @@ TOKENS = 300
 STREAMS = 16
 HANG_S = 1.0
 STEP = StepModel(0.004, 0.0001, 0.00001, 0.0, 0.0)
+SLOW_STEP = StepModel(0.05, 0.0001, 0.00001, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def running_fleet(model: Path, logs: Path) -> AsyncIterator[Fleet]:
-    STEP.save(logs / "step.json", {})
+async def running_fleet(model: Path, logs: Path, step: StepModel = STEP) -> AsyncIterator[Fleet]:
+    step.save(logs / "step.json", {})
     flags = ("--model", str(model), "--simulate", str(logs / "step.json"))
     engines = tuple(ServiceProcess("engine_service", logs / f"engine-{i}.log", *flags) for i in range(2))
     services = [*engines]
@@ -133,3 +134,18 @@ async def test_streams_go_on(fleet: Fleet, fault: str) -> None:
         again = [stream(client, 100 + seed, begun) for seed in range(4)]
         assert [tokens for tokens, _ in await asyncio.gather(*again)] == [expected(100 + seed) for seed in range(4)]
         await fleet.until_idle(10.0)
+
+
+async def test_a_link_that_never_heals_holds_no_blocks(hist_folder: Path, tmp_path: Path) -> None:
+    """The engine misses the heartbeats and ends what it computes for nobody, here for more than 3 minutes."""
+    async with running_fleet(hist_folder, tmp_path, SLOW_STEP) as fleet, AsyncClient(fleet.target) as client:
+        answers = [client.generate(PROMPT, Sampling(max_tokens=4000, seed=1, temperature=1.0)) for _ in range(4)]
+        readers = [aiter(answer) for answer in answers]  # a reader that is dropped ends its stream
+        for reader in readers:
+            await anext(reader)
+        assert (await fleet.load(0)).running_requests > 0
+        fleet.proxy.silence()
+        for answer in answers:
+            await answer.aclose()
+        await fleet.until_idle(20.0)
+        assert len(fleet.engines[0].events("session_silent")) == 1

@@ -6,16 +6,18 @@ Must not know: text, clients, other replicas.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.duration_pb2 import Duration
 
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits
+from tokenizer_service.engines.command_writer import SessionCall, write_commands
 from tokenizer_service.engines.convert import engine_load, model_info
 from tokenizer_service.engines.hang_watch import HangWatch
 from tokenizer_service.engines.kv_watch import watch_blocks
@@ -30,7 +32,7 @@ from tokenizer_service.engines.request_table import RequestTable
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
 _log = structlog.get_logger()
-SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]"
+_MIN_HEARTBEAT_S, _MAX_HEARTBEAT_S = 0.1, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class ConnectionLimits:
     max_backoff_s: float = 2.0
     max_queued_submits: int = 1024
     hang_timeout_s: float = 30.0
+
+    @property
+    def heartbeat_s(self) -> float:
+        """What we promise to the engine, which gives us up after three times as long: as soon as we would it."""
+        return min(max(self.hang_timeout_s / 3, _MIN_HEARTBEAT_S), _MAX_HEARTBEAT_S)
 
 
 @dataclass(slots=True)
@@ -151,10 +158,12 @@ class EngineConnection:
         """Opens a session and serves it to its end. True if it was usable."""
         call: SessionCall = stub.Session(wait_for_ready=True)
         try:
-            model = await self._open(call)
+            opened = await self._open(call)
+            model = model_info(opened)
             if not self._accept(model):
                 return False
-            await self._serve_while_alive(stub, call, model)
+            heartbeat_s = self.limits.heartbeat_s if opened.takes_heartbeats else None
+            await self._serve_while_alive(stub, self._serve(call, heartbeat_s), model)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
             return self._disconnect()
@@ -164,10 +173,10 @@ class EngineConnection:
         return True
 
     async def _serve_while_alive(
-        self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", call: SessionCall, model: ModelInfo
+        self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", session: Coroutine[Any, Any, None], model: ModelInfo
     ) -> None:
         """To the end of the session, or of our patience with an engine that hangs."""
-        serving = asyncio.create_task(self._serve(call))
+        serving = asyncio.create_task(session)
         hang = asyncio.create_task(self._hang.wait(partial(_step_age, stub)))
         watching = asyncio.create_task(self._watch_blocks(stub, model))
         try:
@@ -188,16 +197,18 @@ class EngineConnection:
         if self.blocks is not None:
             await watch_blocks(stub, model, self.blocks, self.address)
 
-    async def _open(self, call: SessionCall) -> ModelInfo:
+    async def _open(self, call: SessionCall) -> engine_pb2.SessionOpened:
         """Raises TimeoutError when the engine does not answer, AioRpcError when it refuses."""
         async with asyncio.timeout(self.limits.open_timeout_s):
-            opening = engine_pb2.OpenSession(client_name=self.client_name, tell_load=True)
+            heartbeat = Duration()
+            heartbeat.FromNanoseconds(round(self.limits.heartbeat_s * 1e9))
+            opening = engine_pb2.OpenSession(client_name=self.client_name, tell_load=True, heartbeat=heartbeat)
             with contextlib.suppress(asyncio.InvalidStateError):  # the read tells why the call has ended
                 await call.write(engine_pb2.SessionRequest(open=opening))
             answer = await call.read()
         if not isinstance(answer, engine_pb2.SessionResponse) or not answer.HasField("opened"):
             raise TimeoutError("the engine ended the session without opening it")
-        return model_info(answer.opened)
+        return answer.opened
 
     def _accept(self, model: ModelInfo) -> bool:
         complaint = self.check.complaint(model) or self.one_model.join(self.address, model.weights_fingerprint) or ""
@@ -211,8 +222,8 @@ class EngineConnection:
         self.on_change()
         return True
 
-    async def _serve(self, call: SessionCall) -> None:
-        writer = asyncio.create_task(self._write_commands(call))
+    async def _serve(self, call: SessionCall, heartbeat_s: float | None) -> None:
+        writer = asyncio.create_task(write_commands(call, self.requests, heartbeat_s))
         try:
             while isinstance(message := await call.read(), engine_pb2.SessionResponse):
                 self._hang.heard()
@@ -230,17 +241,6 @@ class EngineConnection:
         self.is_draining = True
         _log.info("engine_draining", engine=self.address)
         self.on_change()
-
-    async def _write_commands(self, call: SessionCall) -> None:
-        """The only writer. Ends quietly with the call: the reader reports how it ended."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self.requests.has_commands.wait()
-                self.requests.has_commands.clear()
-                while commands := self.requests.next_commands(loop.time()):
-                    for command in commands:
-                        await call.write(command)
 
     def _take(self, step: engine_pb2.StepOutputs) -> None:
         has_tokens = self.requests.dispatch(step)

@@ -247,3 +247,8 @@ async def test_a_draining_replica_does_not_fail() -> None:
     made.model = MODEL
     made._disconnect()
     assert made.breaker.is_troubled
+
+
+@pytest.mark.parametrize(("hang_timeout_s", "heartbeat_s"), [(0.1, 0.1), (0.6, 0.2), (30.0, 10.0), (86_400.0, 10.0)])
+def test_the_heartbeat_follows_the_hang_timeout(hang_timeout_s: float, heartbeat_s: float) -> None:
+    assert ConnectionLimits(hang_timeout_s=hang_timeout_s).heartbeat_s == pytest.approx(heartbeat_s)

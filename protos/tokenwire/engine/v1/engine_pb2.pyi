@@ -117,6 +117,10 @@ Global___TokenRequest: _TypeAlias = TokenRequest  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
+    """Without a command, and empty otherwise too: a heartbeat. It says that the
+    client is there.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
@@ -153,21 +157,34 @@ class OpenSession(_message.Message):
 
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
     TELL_LOAD_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     client_name: _builtins.str
     """Name of the tokenizer replica, for logs."""
     tell_load: _builtins.bool
     """Whether the engine tells its load in this session."""
+    @_builtins.property
+    def heartbeat(self) -> _duration_pb2.Duration:
+        """The client promises a message at least this often, 0.1 s to 1 hour: a
+        command or, when it has none, a heartbeat. An engine that hears nothing for
+        three times as long (at most four times) ends the session with
+        DEADLINE_EXCEEDED and aborts its requests: so those of a client that
+        vanished behind a half-open connection do not run on. Unset: no promise.
+        """
+
     def __init__(
         self,
         *,
         client_name: _builtins.str = ...,
         tell_load: _builtins.bool = ...,
+        heartbeat: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat", b"_heartbeat", "heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "tell_load", b"tell_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat", b"_heartbeat", "client_name", b"client_name", "heartbeat", b"heartbeat", "tell_load", b"tell_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__heartbeat: _TypeAlias = _typing.Literal["heartbeat"]  # noqa: Y015
+    _WhichOneofArgType__heartbeat: _TypeAlias = _typing.Literal["_heartbeat", b"_heartbeat"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__heartbeat) -> _WhichOneofReturnType__heartbeat | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
 
@@ -437,8 +454,13 @@ class SessionOpened(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     ENGINE_EPOCH_FIELD_NUMBER: _builtins.int
+    TAKES_HEARTBEATS_FIELD_NUMBER: _builtins.int
     engine_epoch: _builtins.str
     """Differs at each start of the engine process."""
+    takes_heartbeats: _builtins.bool
+    """Whether heartbeats are understood. An engine without this field ends the
+    session at one.
+    """
     @_builtins.property
     def model(self) -> Global___GetModelInfoResponse: ...
     def __init__(
@@ -446,10 +468,11 @@ class SessionOpened(_message.Message):
         *,
         model: Global___GetModelInfoResponse | None = ...,
         engine_epoch: _builtins.str = ...,
+        takes_heartbeats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_epoch", b"engine_epoch", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_epoch", b"engine_epoch", "model", b"model", "takes_heartbeats", b"takes_heartbeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
