@@ -149,7 +149,7 @@ class Session:
             if reader in done:
                 return reader.result()
             structlog.get_logger().warning(
-                "session_silent", seconds=self._heartbeat.limit_s, live_requests=len(self._live)
+                "session_silent", seconds=round(self._heartbeat.limit_s, 3), live_requests=len(self._live)
             )
             return silent.result()
         finally:
