@@ -25,7 +25,10 @@ from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 VERSIONS = ("1.13.0", "1.9.0")
-FLAGS = ("--vllm-compat-port=0", "--served-model-name=succ", "--max-num-requests=4", "--max-waiting-requests=4")
+FLAGS = (
+    *("--vllm-compat-port=0", "--served-model-name=succ", "--max-num-requests=4", "--max-waiting-requests=4"),
+    "--hung-step-timeout=0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +262,10 @@ async def warm(engine: EngineProcess, folder: Path, prompt: str) -> None:
 async def test_a_request_that_is_quiet_for_150_seconds_survives(
     engine: EngineProcess, tmp_path: Path, version: str
 ) -> None:
-    """Past the gateway's pings, of which a server with the library's own options accepts two only."""
+    """Past the gateway's pings, of which a server with the library's own options accepts two only.
+
+    The engine is stopped, and nobody may take it for hung.
+    """
     async with running_smg(version, [facade_url(engine)], tmp_path / "smg.log") as gateway:
         os.kill(engine.engine_pid, signal.SIGSTOP)
         started = time.monotonic()
