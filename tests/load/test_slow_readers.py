@@ -57,6 +57,7 @@ class StoppableReader:
         head = f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n"
         writer.write(head.encode() + BODY)
         try:
+            assert b" 200 " in await reader.readline()
             while await reader.read(1024):
                 started.release()
                 await self.may_read.wait()
@@ -81,7 +82,9 @@ async def test_readers_that_stop_cost_neither_memory_nor_time(hist_folder: Path,
     STEP.save(tmp_path / "step.json", {})
     flags = ("--simulate", str(tmp_path / "step.json"), "--max-num-requests", "256", "--kv-cache-memory", "2GiB")
     async with (
-        running_stack(hist_folder, tmp_path, engine_flags=flags) as stack,
+        running_stack(
+            hist_folder, tmp_path, engine_flags=flags, tokenizer_flags=("--served-model-name", "hist")
+        ) as stack,
         AsyncClient(stack.target) as slow_client,
         AsyncClient(stack.target) as client,
     ):
