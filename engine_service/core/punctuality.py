@@ -26,6 +26,8 @@ class Punctuality:
         roster = self._roster
         if request.deadline is None or not (roster.running or len(roster.waiting)):
             return None
+        if request.is_resumed:  # it goes before all that is new, and half of it may be delivered
+            return None
         left = request.deadline - request.arrival
         requests, tokens = self._ahead(request)
         free = self._slots - len(roster.running)

@@ -137,23 +137,28 @@ class Holder:
         self._map = prefixes
         self.bit = prefixes.take_bit()
         self.num_blocks = 0
+        self._is_closed = False
 
     def store(self, digests: Iterable[bytes]) -> None:
-        self.num_blocks += self._map.store(self.bit, digests)
+        if not self._is_closed:
+            self.num_blocks += self._map.store(self.bit, digests)
 
     def remove(self, digests: Iterable[bytes]) -> None:
-        self.num_blocks -= self._map.remove(self.bit, digests)
+        if not self._is_closed:
+            self.num_blocks -= self._map.remove(self.bit, digests)
 
     def clear(self) -> None:
         """It holds nothing, as far as we know. O(1)."""
-        if self.num_blocks:
+        if self.num_blocks and not self._is_closed:
             self._map.give_bit(self.bit)
             self.bit = self._map.take_bit()
             self.num_blocks = 0
 
     def close(self) -> None:
-        """It is gone; to be called once, and nothing after it."""
-        self._map.give_bit(self.bit)
+        """It is gone: what is still told of it changes nothing, and its place in the map is another's."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._map.give_bit(self.bit)
 
 
 def _note(found: dict[int, int], bits: int, count: int) -> None:

@@ -130,8 +130,8 @@ class RequestTable:
         """The engine has none of them any more: every sink is told."""
         self.load.lost()
         self.submits.clear()
-        self.cancels.clear()
-        for handle in list(self.live):
-            live = self.live[handle]
+        while self.live:  # a sink that is told may give up others of its own
+            handle, live = next(iter(self.live.items()))
             self._forget(handle)
             live.sink.on_lost(loss)
+        self.cancels.clear()

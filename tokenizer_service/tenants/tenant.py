@@ -92,8 +92,8 @@ class TenantTable:
         return next((self.certificates[name] for name in names if name in self.certificates), None)
 
     def with_keys(self, digests: Iterable[bytes]) -> "TenantTable":
-        """These tenants, and keys that are no tenant's."""
-        return TenantTable((*self.keys, *((digest, ANONYMOUS) for digest in digests)), self.certificates)
+        """These tenants, and keys that are no tenant's; one that is both is the tenant's, with its limits."""
+        return TenantTable((*((digest, ANONYMOUS) for digest in digests), *self.keys), self.certificates)
 
 
 def _digest(text: str) -> bytes:

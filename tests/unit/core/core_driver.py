@@ -54,6 +54,7 @@ def request(
     family: Family | None = None,
     tenant: str = "",
     weight: int = 1,
+    resumed: Sequence[int] = (),
     **sampling_changes: Any,
 ) -> Request:
     return Request(
@@ -67,6 +68,7 @@ def request(
         family=family,
         tenant=tenant,
         weight=weight,
+        resumed=resumed,
     )
 
 

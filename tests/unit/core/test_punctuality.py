@@ -129,3 +129,9 @@ def test_the_estimate_is_never_later_than_the_truth(
     truth = full * (base + each * 512) + (base + each * rest if rest else 0.0)
     assert speed.least_prompt_s(num_tokens) <= truth * (1 + 1e-9)
     assert speed.least_first_token_s(num_tokens, 0, 0) <= OPTIMISM * truth * (1 + 1e-9)
+
+
+def test_a_request_that_was_half_delivered_elsewhere_is_not_refused() -> None:
+    """It goes before all that is new."""
+    assert submit(busy(), 10.1) is not None
+    assert submit(busy(), 10.1, resumed=[7, 8]) is None

@@ -43,6 +43,12 @@ def write(path: Path, text: str) -> Path:
     return file
 
 
+def test_a_key_that_is_also_nobodys_is_the_tenants() -> None:
+    digest = hashlib.sha256(b"secret").digest()
+    mine = Tenant(name="mine")
+    assert TenantTable(((digest, mine),)).with_keys([digest]).by_key("secret") is mine
+
+
 def test_a_good_file(tmp_path: Path) -> None:
     table = read_tenants(write(tmp_path, GOOD))
     search = Tenant("search", 4, 2, 2, 9, False, TenantLimits(3, 1000, 6000))
