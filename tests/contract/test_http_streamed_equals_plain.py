@@ -21,7 +21,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
     """HIST in few blocks: answers are any bytes, cut characters among them, and requests are preempted."""
     flags = (
         "--num-blocks",
-        "64",
+        "32",
         "--block-size",
         "16",
         "--dtype",
