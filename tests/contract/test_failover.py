@@ -158,24 +158,18 @@ async def test_stop_strings_across_the_switch_are_found() -> None:
 
 
 async def test_with_no_engine_left_the_client_is_told_after_the_wait() -> None:
-    async def dies(request: fe.FakeRequest) -> None:
+    async def begins(request: fe.FakeRequest) -> None:
         await request.send(WORDS[:2])
-        request.session.dead.set()
 
-    async with running(default_model(), dies, failover_wait=0.2) as service:
+    async with running(default_model(), begins, failover_wait=0.2) as service:
         await service.engine.wait_until(lambda: len(service.engine.sessions) == 1)
-        stopped = asyncio.Event()
-
-        async def stop() -> None:
-            await service.engine.wait_until(lambda: len(service.engine.requests) == 1)
-            await service.engine.stop()
-            stopped.set()
-
-        stopping = asyncio.create_task(stop())
         async with AsyncClient(f"127.0.0.1:{service.app.port}", retry=NO_RETRIES) as client:
+            reader, received = aiter(client.generate([5, 6, 7])), 0
+            while received < 2:
+                received += len((await anext(reader)).token_ids)
+            await service.engine.stop()
             with pytest.raises(Unavailable) as caught:
-                await client.generate([5, 6, 7]).result()
-        await stopping
+                await anext(reader)
         assert caught.value.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
         assert service.metric("failed_failovers_total", cause="no_engine") == 1
         assert service.metric("generated_tokens_total") == 2
