@@ -121,6 +121,11 @@ class EngineSettings(ServiceSettings):
     )
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
+    check_invariants: bool = Field(
+        False,
+        description="check all blocks, queues and counters after each step and end the engine when they disagree; "
+        "slow, for soak tests",
+    )
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="processes that share the model, one per GPU; on CPU they share --threads"

@@ -55,6 +55,7 @@ class SchedulingConfig:
     max_waiting_requests: int
     max_waiting_tokens: int
     overlap: bool
+    check_invariants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.max_waiting_requests,
             settings.max_waiting_tokens,
             settings.overlap,
+            settings.check_invariants,
         ),
         LogConfig(settings.log_level, settings.log_format),
     )

@@ -129,6 +129,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         clock=time.monotonic,
         overlap=scheduling.overlap,
         grammars=None if config.model.simulate else _grammar_desk(folder, info, mailbox),
+        checks_steps=scheduling.check_invariants,
     )
     return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats())
 

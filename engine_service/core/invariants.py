@@ -30,6 +30,13 @@ def check_state(
         _check_counters(request)
 
 
+def check_nothing_held(pool: BlockPool, roster: Roster) -> None:
+    """AssertionError when blocks or places are taken; for an engine without requests. O(1)."""
+    assert pool.num_used == 0, f"idle, but {pool.num_used:,} of {pool.num_blocks:,} blocks are held"
+    placed = (len(roster.running), len(roster.waiting), roster.leaving)
+    assert placed == (0, 0, 0), f"idle, but (running, waiting, leaving) requests are {placed}"
+
+
 def check_shares(shares: FairShares, roster: Roster, live: Collection[Request]) -> None:
     """AssertionError when what the tenants are said to have differs from what their requests are."""
     waiting = roster.waiting.all()

@@ -11,7 +11,7 @@ from engine_service.core.admission import check_length
 from engine_service.core.block_pool import BlockPool
 from engine_service.core.deadlines import DeadlineQueue
 from engine_service.core.fairness import FairShares
-from engine_service.core.invariants import check_shares, check_state
+from engine_service.core.invariants import check_nothing_held, check_shares, check_state
 from engine_service.core.kv_events import KvEvent, KvEventLog
 from engine_service.core.kv_manager import KvManager
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
@@ -203,10 +203,7 @@ class Scheduler:
         Without requests every block table is empty, so this is the sum of what `check_invariants` looks at.
         """
         if not self.has_work:
-            pool, roster = self._kv.pool, self._roster
-            assert pool.num_used == 0, f"idle, but {pool.num_used:,} of {pool.num_blocks:,} blocks are held"
-            placed = (len(roster.running), len(roster.waiting), roster.leaving)
-            assert placed == (0, 0, 0), f"idle, but (running, waiting, leaving) requests are {placed}"
+            check_nothing_held(self._kv.pool, self._roster)
 
     def check_invariants(self) -> None:
         """AssertionError with the numbers when blocks, queues and counters do not agree; slow."""

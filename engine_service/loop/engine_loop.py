@@ -46,8 +46,12 @@ class EngineLoop:
         clock: Clock,
         overlap: bool,
         grammars: GrammarDesk | None = None,
+        checks_steps: bool = False,
     ) -> None:
-        """Without `grammars` a request with a structured output is refused."""
+        """Without `grammars` a request with a structured output is refused.
+
+        `checks_steps`: the scheduler's invariants are checked after each step, which is slow and for tests.
+        """
         self._scheduler = scheduler
         self._worker = worker
         self._mailbox = mailbox
@@ -55,6 +59,7 @@ class EngineLoop:
         self._clock = clock
         self._overlap = overlap
         self._grammars = grammars
+        self._checks_steps = checks_steps
         self._timings = RequestTimings()
         self._refused: list[RequestNews] = []
         self._is_stopping = False
@@ -85,6 +90,8 @@ class EngineLoop:
                 steps = (StepTiming(now - max(started, last_settled), settle.num_tokens),)
                 last_settled = now
                 self._scheduler.observe_step(steps[0].seconds, steps[0].num_tokens)
+                if self._checks_steps:
+                    self._scheduler.check_invariants()
             self._publish(steps)
             is_idle = plan is None and settle is None
             if is_idle:

@@ -5,11 +5,13 @@ Run by hand: `pytest -m load tests/load/test_failure_soak.py` (TOKENWIRE_SOAK_MI
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.fixtures.stack import ServiceProcess, until, until_serving
+from tests.fixtures.stack import ServiceProcess, gauges, until, until_serving
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 from tokenwire_client import AsyncClient, InvalidRequest, JsonSchema, Sampling, TokenwireError
 
@@ -27,8 +29,15 @@ MINUTES = float(os.environ.get("TOKENWIRE_SOAK_MINUTES", "30"))
 WARM_UP = 1 / 3
 KILL_EVERY_S = 20.0
 SAMPLE_EVERY_S = 10.0
+BACK_AT_IDLE_S = 60.0
 WORKERS = 12
-FLAGS = ("--num-blocks", "256", "--max-num-requests", "16", "--max-waiting-requests", "64")
+FLAGS = ("--num-blocks", "256", "--max-num-requests", "16", "--max-waiting-requests", "64", "--check-invariants")
+# What the prefix cache holds is what was asked for last, at idle too; that nothing is lost of it is asserted by itself.
+CACHED = {
+    "tokenwire_engine_kv_blocks{state=cached}",
+    "tokenwire_engine_kv_blocks{state=free}",
+    "tokenwire_tokenizer_prefix_map_blocks",
+}
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'
 
 pytestmark = [pytest.mark.load, pytest.mark.slow, pytest.mark.timeout(int(MINUTES * 60) + 600)]
@@ -49,7 +58,7 @@ class Soak:
 
     async def start_engine(self, place: int) -> None:
         port = self.ports[place] if place < len(self.ports) else 0
-        log = self.logs / f"engine-{place}-{len(self.engines)}.log"
+        log = self.logs / f"engine-{place}-{self.ends['engine killed']}.log"
         engine = ServiceProcess("engine_service", log, "--model", str(self.model), *FLAGS, "--port", str(port))
         if place < len(self.ports):
             self.engines[place] = engine
@@ -58,15 +67,17 @@ class Soak:
             self.engines.append(engine)
             self.ports.append(await engine.port())
 
-    async def kill_in_turn(self) -> None:
-        while True:
-            for place in (1, 2):
-                await asyncio.sleep(KILL_EVERY_S)  # the rhythm of the faults
-                engine = self.engines[place]
-                engine.signal(signal.SIGKILL)
-                await engine.wait()
-                self.ends["engine killed"] += 1
-                await self.start_engine(place)
+    async def kill_in_turn(self, end: float) -> None:
+        """Every engine that was killed has come back when this returns."""
+        for place in itertools.cycle((1, 2)):
+            await asyncio.sleep(KILL_EVERY_S)  # the rhythm of the faults
+            if time.monotonic() > end:
+                return
+            engine = self.engines[place]
+            engine.signal(signal.SIGKILL)
+            await engine.wait()
+            self.ends["engine killed"] += 1
+            await self.start_engine(place)
 
     async def watch_memory(self, tokenizer: ServiceProcess) -> None:
         started = time.monotonic()
@@ -128,6 +139,11 @@ class Soak:
             await client.generate(bad, Sampling(max_tokens=5)).result()
         self.ends["bad input"] += 1
 
+    def failed_engines(self) -> list[str]:
+        """What engines that ended by themselves said: a check of their invariants failed, or a step."""
+        logs = [log.read_text(errors="replace") for log in sorted(self.logs.glob("engine-*.log"))]
+        return [line for log in logs for line in log.splitlines() if '"event": "engine failed"' in line]
+
     async def by_http(self, http: httpx.AsyncClient) -> None:
         body = {"model": "hist", "prompt": self.prompt(), "max_tokens": 20, "ignore_eos": True}
         answer = await http.post("/v1/completions", json=body)
@@ -140,6 +156,35 @@ def slope_per_10_minutes(samples: list[tuple[float, float]]) -> float:
     """MB, by least squares, after the warm-up."""
     kept = [sample for sample in samples if sample[0] >= MINUTES * 60 * WARM_UP]
     return float(np.polyfit(*zip(*kept, strict=True), 1)[0] * 600)
+
+
+async def until_gauges(
+    services: Sequence[ServiceProcess], idle: Sequence[dict[str, float]], request: Callable[[], Awaitable[None]]
+) -> None:
+    """Every gauge has its idle value again; a series that came with the load has none but zero.
+
+    `request` is sent in between: a breaker of an engine that was killed closes when a request succeeds there.
+    """
+    missing: list[dict[str, tuple[float, float]]] = []
+    deadline = time.monotonic() + BACK_AT_IDLE_S
+    while True:
+        now = [await gauges(service) for service in services]
+        missing = [differing(before, after) for before, after in zip(idle, now, strict=True)]
+        if not any(missing):
+            return
+        assert time.monotonic() < deadline, f"not back at idle (before, now): {missing}"
+        await request()
+
+
+def differing(before: dict[str, float], now: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Gauge -> its value before and now, where they differ; and the sum of free and cached blocks."""
+    found = {name: (before.get(name, 0.0), now.get(name, 0.0)) for name in (before.keys() | now.keys()) - CACHED}
+    blocks = [
+        sum(each.get(f"tokenwire_engine_kv_blocks{{state={state}}}", 0.0) for state in ("cached", "free"))
+        for each in (before, now)
+    ]
+    found["cached and free blocks"] = (blocks[0], blocks[1])
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 
 
 async def test_everything_at_once(hist_folder: Path, tmp_path: Path) -> None:
@@ -159,27 +204,20 @@ async def test_everything_at_once(hist_folder: Path, tmp_path: Path) -> None:
         await until_serving(target, [tokenizer])
         await until(lambda: len(tokenizer.events("engine_connected")) == 3, 60)
         url = f"http://127.0.0.1:{await tokenizer.port('http_port')}"
+        idle = [await gauges(service) for service in (tokenizer, *soak.engines)]
         async with AsyncClient(target) as client, httpx.AsyncClient(base_url=url, timeout=60) as http:
             end = time.monotonic() + MINUTES * 60
-            background = [asyncio.create_task(soak.kill_in_turn()), asyncio.create_task(soak.watch_memory(tokenizer))]
-            await asyncio.gather(*(soak.work(client, http, end) for _ in range(WORKERS)))
-            for task in background:
-                task.cancel()
-            ended = await asyncio.gather(*background, return_exceptions=True)
-            assert all(isinstance(result, asyncio.CancelledError) for result in ended), ended
+            watch = asyncio.create_task(soak.watch_memory(tokenizer))
+            await asyncio.gather(soak.kill_in_turn(end), *(soak.work(client, http, end) for _ in range(WORKERS)))
+            watch.cancel()
+            (ended,) = await asyncio.gather(watch, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError), ended
+            await until_gauges((tokenizer, *soak.engines), idle, lambda: soak.stream(client))
         slopes = {name: slope_per_10_minutes(samples) for name, samples in soak.rss.items()}
         print(dict(soak.ends), f"slopes {slopes} MB in 10 minutes", f"RSS {[s[-1][1] for s in soak.rss.values()]} MB")
         assert soak.unexpected == [], Counter(word.partition(":")[0] for word in soak.unexpected)
         assert max(slopes.values()) < 1.0
-
-        async def is_idle() -> bool:
-            load = await soak.load(0)
-            return load.running_requests == load.waiting_requests == load.used_blocks == 0
-
-        await until(is_idle, 10.0)
-        async with httpx.AsyncClient() as http:
-            metrics = (await http.get(f"http://127.0.0.1:{await tokenizer.port('metrics_port')}/metrics")).text
-        assert "tokenwire_tokenizer_active_requests 0.0" in metrics
+        assert soak.failed_engines() == []
         assert '"level": "error"' not in tokenizer.log.read_text().replace("engine_session_failed", "")
     finally:
         for service in (*services, *soak.engines):

@@ -66,7 +66,10 @@ def run(
     clock = ManualClock()
     mailbox = ScriptedMailbox(batches, clock.advance)
     worker = ScriptedWorker()
-    EngineLoop(Scheduler(config), worker, mailbox, limits=limits_of(config), clock=clock, overlap=overlap).run()
+    limits = limits_of(config)
+    EngineLoop(
+        Scheduler(config), worker, mailbox, limits=limits, clock=clock, overlap=overlap, checks_steps=True
+    ).run()
     return mailbox, worker
 
 
@@ -228,3 +231,23 @@ def test_a_block_that_was_not_given_back_stops_an_idle_loop(overlap: bool) -> No
     with pytest.raises(AssertionError, match="1 of 256 blocks are held"):
         loop.run()
     assert [item.request_id for report in mailbox.reports for item in report.news if item.finish] == [1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_checked_steps_find_a_leak_while_requests_run(overlap: bool) -> None:
+    """What soak tests turn on: the loop ends with the numbers after the step, not when it is idle at last."""
+    scheduler = Scheduler(SMALL)
+    scheduler._kv.pool.take()
+    mailbox = ScriptedMailbox([[submit(1, [5, 6])]])
+    loop = EngineLoop(
+        scheduler,
+        ScriptedWorker(),
+        mailbox,
+        limits=limits_of(SMALL),
+        clock=ManualClock(),
+        overlap=overlap,
+        checks_steps=True,
+    )
+    with pytest.raises(AssertionError, match="1 references, in 0 block tables"):
+        loop.run()
+    assert not [item for report in mailbox.reports for item in report.news if item.finish]
