@@ -223,18 +223,27 @@ class EngineConnection:
         return True
 
     async def _serve(self, call: SessionCall, heartbeat_s: float | None) -> None:
+        """To the end of the session; raises what one of its two tasks died of."""
+        reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(write_commands(call, self.requests, heartbeat_s))
         try:
-            while isinstance(message := await call.read(), engine_pb2.SessionResponse):
-                self._hang.heard()
-                if message.HasField("draining"):
-                    self._note_draining()
-                if message.HasField("load"):
-                    self.load.note(engine_load(message.load))
-                self._take(message.step)
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not writer.cancelled():
+                writer.result()  # a session that is not written to any more would only look alive
+            await reader
         finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, call: SessionCall) -> None:
+        while isinstance(message := await call.read(), engine_pb2.SessionResponse):
+            self._hang.heard()
+            if message.HasField("draining"):
+                self._note_draining()
+            if message.HasField("load"):
+                self.load.note(engine_load(message.load))
+            self._take(message.step)
 
     def _note_draining(self) -> None:
         """The engine will stop: its running requests go on, new ones go elsewhere."""

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import structlog
+
 from tokenizer_service.engines.convert import cancel_message, engine_finish, submit_message, with_logprobs
 from tokenizer_service.engines.handle_stream import HandleStream
 from tokenizer_service.engines.live_request import LiveRequest
@@ -22,6 +24,10 @@ from tokenizer_service.engines.messages import (
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replica_load import ReplicaLoad
 from tokenwire.engine.v1 import engine_pb2
+
+_log = structlog.get_logger()
+_CANCELLED = Refusal(RefusalCode.CANCELLED, "the request was cancelled before it started")
+_NOT_WRITTEN = Refusal(RefusalCode.INTERNAL, "the request could not be sent to the engine")
 
 
 @dataclass(slots=True)
@@ -73,10 +79,29 @@ class RequestTable:
         commands = []
         if self.cancels:
             commands.append(cancel_message(*self.cancels.popitem(last=False)[0]))
-        if self.submits:
-            handle, submission = self.submits.popitem(last=False)
-            commands.append(submit_message(handle, submission, now))
+        while self.submits:
+            message = self._submit_message(*self.submits.popitem(last=False), now)
+            if message is not None:
+                commands.append(message)
+                break
         return commands
+
+    def _submit_message(self, handle: int, submission: TokenSubmission, now: float) -> engine_pb2.SessionRequest | None:
+        """None when none can be made of it, which is this request's failure alone."""
+        try:
+            return submit_message(handle, submission, now)
+        except Exception as error:
+            _log.error(
+                "submit_failed", engine=self.address, request_id=submission.request_id, error=type(error).__name__
+            )
+            self._end_unsent(handle, _NOT_WRITTEN)
+            return None
+
+    def _end_unsent(self, handle: int, refusal: Refusal) -> None:
+        """The engine never hears of it."""
+        live = self.live[handle]
+        self._forget(handle)
+        live.sink.on_lost(refusal)
 
     def dispatch(self, step: engine_pb2.StepOutputs) -> bool:
         """News to their sinks. Whether there were any new tokens."""
@@ -110,8 +135,7 @@ class RequestTable:
         if live is None or (index is not None and index not in live.unfinished):
             return
         if self.submits.pop(handle, None) is not None:
-            self._forget(handle)
-            live.sink.on_lost(Refusal(RefusalCode.CANCELLED, "the request was cancelled before it started"))
+            self._end_unsent(handle, _CANCELLED)
             return
         self.cancels[handle, index] = None
         self.has_commands.set()

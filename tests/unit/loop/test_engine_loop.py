@@ -67,9 +67,7 @@ def run(
     mailbox = ScriptedMailbox(batches, clock.advance)
     worker = ScriptedWorker()
     limits = limits_of(config)
-    EngineLoop(
-        Scheduler(config), worker, mailbox, limits=limits, clock=clock, overlap=overlap, checks_steps=True
-    ).run()
+    EngineLoop(Scheduler(config), worker, mailbox, limits=limits, clock=clock, overlap=overlap, checks_steps=True).run()
     return mailbox, worker
 
 

@@ -1,10 +1,14 @@
-"""Router and connection bookkeeping without sockets; converting between the wire and plain data."""
+"""Router and connection bookkeeping, mostly without sockets; converting between the wire and plain data."""
 
+import asyncio
 from typing import Any
 
 import pytest
+import structlog
 
 from service_runtime.tls import Dialer
+from tests.fixtures import fake_engine as fe
+from tests.fixtures.stack import until
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.convert import engine_finish, submit_message
 from tokenizer_service.engines.live_request import LiveRequest
@@ -252,3 +256,34 @@ async def test_a_draining_replica_does_not_fail() -> None:
 @pytest.mark.parametrize(("hang_timeout_s", "heartbeat_s"), [(0.1, 0.1), (0.6, 0.2), (30.0, 10.0), (86_400.0, 10.0)])
 def test_the_heartbeat_follows_the_hang_timeout(hang_timeout_s: float, heartbeat_s: float) -> None:
     assert ConnectionLimits(hang_timeout_s=hang_timeout_s).heartbeat_s == pytest.approx(heartbeat_s)
+
+
+async def test_a_session_ends_with_its_writer_and_is_opened_again() -> None:
+    """What the writer dies of is not the call's end: engine and reader know nothing of it."""
+    told = engine_pb2.GetModelInfoResponse(
+        model_name="m", vocab_size=100, max_model_len=50, eos_token_ids=[2], tokenizer_fingerprint="abc"
+    )
+    engine = fe.FakeEngine(told, fe.until_cancelled)
+    await engine.start()
+    made = connection(None, first_backoff_s=0.01)
+    made.address = engine.address
+    running = asyncio.create_task(made.run())
+    try:
+        await engine.wait_until(lambda: len(engine.sessions) == 1)
+        await until(lambda: made.is_usable, fe.WAIT_S)
+        sink = Sink()
+        made.submit(submission(3), sink)
+        await engine.wait_until(lambda: engine.num_live == 1)
+        with structlog.testing.capture_logs() as logs:
+            made.requests.cancels["not a handle", None] = None  # type: ignore[index]
+            made.requests.has_commands.set()
+            await engine.wait_until(lambda: len(engine.opened) == 2)
+        assert [refusal.code for refusal in sink.lost] == [RefusalCode.UNAVAILABLE]
+        assert [log["log_level"] for log in logs if log["event"] == "engine_session_broken"] == ["error"]
+        await until(lambda: made.is_usable, fe.WAIT_S)
+        made.submit(submission(4), Sink())
+        await engine.wait_until(lambda: len(engine.requests) == 2)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.stop()
