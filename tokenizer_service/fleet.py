@@ -17,6 +17,7 @@ from tokenizer_service.engines.connection import ConnectionLimits, EngineConnect
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
 from tokenizer_service.engines.one_model import OneModel
 from tokenizer_service.engines.prefix_map import PrefixMap
+from tokenizer_service.failover.engine_ids import EngineIds
 from tokenizer_service.failover.failover import Failover, FailoverLimits
 from tokenizer_service.failover.retry_budget import BudgetLimits, RetryBudget
 from tokenizer_service.routing.choice import Policy
@@ -114,4 +115,5 @@ class EngineFleet:
         clock = asyncio.get_running_loop().time
         budget = BudgetLimits(settings.failover_share, float(settings.failover_burst))
         limits = FailoverLimits(settings.failover_attempts, settings.failover_wait)
-        return Failover(self.router, limits, RetryBudget(budget, clock), self._metrics, self._dice.random)
+        ids = EngineIds(f"{self._dice.getrandbits(64):x}")
+        return Failover(self.router, limits, RetryBudget(budget, clock), ids, self._metrics, self._dice.random)

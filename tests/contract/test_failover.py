@@ -56,7 +56,7 @@ async def two_engines(first: Script, **settings: Any) -> AsyncIterator[Service]:
 def taken(service: Service) -> list[fe.FakeRequest]:
     """The requests of both engines, the one that was resumed last."""
     found = [request for engine in service.engines for request in engine.requests]
-    return sorted(found, key=lambda request: len(request.message.request_id))
+    return sorted(found, key=lambda request: request.number)
 
 
 async def text_of(service: Service, count: int = len(WORDS)) -> str:
@@ -81,7 +81,8 @@ async def test_an_engine_that_dies_is_not_noticed() -> None:
         first, second = taken(service)
         assert (first.prompt, second.prompt) == ([5, 6], [5, 6])
         assert list(second.message.resumed_token_ids) == WORDS[:2]
-        assert (first.message.request_id, second.message.request_id) == ("r", "r~1")
+        assert first.message.request_id != second.message.request_id
+        assert (first.client_id, second.client_id) == ("r", "r")
         assert second.message.sampling.seed == first.message.sampling.seed == 4
         assert second.message.sampling.max_tokens == 5
         assert service.metric("failovers_total", reason="lost") == 1
@@ -104,7 +105,7 @@ async def test_an_engine_that_falls_silent_is_left_and_its_late_tokens_are_ignor
         assert answer.token_ids == WORDS
         assert asyncio.get_running_loop().time() - begin >= HANG_S * 0.7
         assert service.metric("failovers_total", reason="hang") == 1
-        silent = next(engine for engine in service.engines if engine.requests[0].message.request_id == "r")
+        silent = next(engine for engine in service.engines if engine.requests[0].number == 1)
         state = service.metric("engine_breaker_state", engine=silent.address)
         assert state == 2
         goes_on.set()

@@ -126,7 +126,7 @@ async def test_a_reader_that_does_not_read_is_cut_off() -> None:
     """The request ends in the engine, the service keeps a bounded part of its text, and others go on."""
 
     async def flood(request: fe.FakeRequest) -> None:
-        if request.message.request_id == "good":
+        if request.client_id == "good":
             await hello(request)
             return
         while not request.cancelled.is_set():

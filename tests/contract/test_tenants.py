@@ -151,6 +151,37 @@ async def test_requests_at_once(tmp_path: Path) -> None:
         assert service.metric("tenant_tokens_in_flight", tenant="b") == 0
 
 
+async def test_ids_are_a_tenants_own(tmp_path: Path) -> None:
+    """Two tenants call their requests the same, over gRPC and HTTP; the engine never hears of one id twice.
+
+    Without '~' and behind it, where an engine's id begins that is not the client's.
+    """
+    file = tenants(tmp_path, entry("a"), entry("b"))
+    async with running(default_model(), fe.until_cancelled, tenants=file) as service, http(service) as client:
+        first = service.stub.Generate(ids_request([1], request_id="same"), metadata=key("a"))
+        await service.engine.wait_until(lambda: service.engine.num_live == 1)
+        known = service.engine.requests[0].message.request_id
+        calls = [
+            service.stub.Generate(ids_request([1], request_id=name), metadata=key("b"))
+            for name in ("same", known, "same~1")
+        ]
+        await service.engine.wait_until(lambda: service.engine.num_live == 4)
+        headers = {"authorization": "Bearer a-key", "x-request-id": "same"}
+        error_of(await client.post(CHAT, json=body_of(CHAT), headers=headers), 409)
+        headers["x-request-id"] = "same~1"
+        fifth = asyncio.create_task(client.post(CHAT, json=body_of(CHAT), headers=headers))
+        await service.engine.wait_until(lambda: service.engine.num_live == 5)
+        ids = [request.message.request_id for request in service.engine.requests]
+        assert len(set(ids)) == 5
+        assert sorted(request.client_id for request in service.engine.requests) == sorted(
+            ["same", "same", known, "same~1", "same~1"]
+        )
+        for call in (first, *calls):
+            call.cancel()
+        fifth.cancel()
+        await service.engine.wait_until(lambda: service.engine.num_live == 0)
+
+
 async def test_tokens_per_minute_give_back_what_was_not_generated(tmp_path: Path) -> None:
     """1,000 a minute: 3 of the prompt and 900 that may come are taken, 3 tokens (EOS too) come, 894 go back."""
     file = tenants(tmp_path, entry("a", tokens_per_minute=1000))

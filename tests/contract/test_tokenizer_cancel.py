@@ -194,7 +194,7 @@ async def test_every_outcome_is_counted_once_and_every_gauge_comes_back() -> Non
     """B141, B142: 100 mixed requests."""
 
     async def script(request: fe.FakeRequest) -> None:
-        match request.message.request_id.split("-")[0]:
+        match request.client_id.split("-")[0]:
             case "ok":
                 await request.play([1000, 1001], eos=2)
             case "error":

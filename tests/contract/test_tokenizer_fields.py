@@ -20,7 +20,7 @@ GOOD = [1000 + number for number in range(200)]
 
 
 async def script(request: fe.FakeRequest) -> None:
-    if request.message.request_id.startswith("good"):
+    if request.client_id.startswith("good"):
         for token_id in GOOD[:-1]:
             await request.send([token_id])
             await asyncio.sleep(0)

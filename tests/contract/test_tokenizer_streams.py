@@ -45,7 +45,7 @@ async def test_generate_streams_whole_characters_and_ends_with_usage() -> None:
         assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (1, len(S1) + 1)
         request = service.engine.requests[0]
         assert request.prompt == [19556]
-        assert request.message.request_id == "r1"
+        assert request.client_id == "r1"
 
 
 async def test_each_token_arrives_with_its_own_text_when_it_comes() -> None:
@@ -313,7 +313,7 @@ async def test_a_tokenizer_failure_ends_that_request_alone(where: str, monkeypat
     release = asyncio.Event()
 
     async def script(request: fe.FakeRequest) -> None:
-        if request.message.request_id == "other":
+        if request.client_id == "other":
             await release.wait()
         await s1(request)
 

@@ -25,6 +25,7 @@ from tokenizer_service.engines.messages import (
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.failover.backoff import Backoff
+from tokenizer_service.failover.engine_ids import EngineIds
 from tokenizer_service.failover.failover import Failover, FailoverLimits
 from tokenizer_service.failover.retry_budget import BudgetLimits, RetryBudget
 
@@ -109,7 +110,7 @@ class Fleet:
             return Refusal(RefusalCode.UNAVAILABLE, "no engine is connected")
         names = [f"e{number}" for number in range(3)]
         name = next((name for name in names if name not in avoid), names[0])
-        assert submission.request_id not in {held.submission.request_id for held in self.held if not held.is_closed}
+        assert submission.request_id not in {held.submission.request_id for held in self.held}
         self._check(submission)
         self.held.append(Held(name, submission, sink, cached=len(self.held) % 3))
         return self.held[-1]
@@ -160,7 +161,8 @@ class Counts:
 
 def failover(fleet: Fleet, counts: Counts, attempts: int = 1000, wait_s: float = 60.0, burst: float = 1e6) -> Failover:
     limits = FailoverLimits(attempts, wait_s, Backoff(0.0, 0.0))
-    return Failover(fleet, limits, RetryBudget(BudgetLimits(0.0, burst, 0.0), lambda: 0.0), counts, lambda: 0.5)
+    budget = RetryBudget(BudgetLimits(0.0, burst, 0.0), lambda: 0.0)
+    return Failover(fleet, limits, budget, EngineIds("s"), counts, lambda: 0.5)
 
 
 def submission(samples: int = 1) -> TokenSubmission:

@@ -4,6 +4,7 @@ Must not know: grpc, text, how a replica is chosen, other requests.
 """
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,7 +33,6 @@ class CarriedRequest:
         self._sink = sink
         self._samples = [SampleSoFar() for _ in range(submission.sampling.num_samples)]
         self._parts: set[Part] = set()
-        self._num_submitted = 0
         self._weights = ""  # of the first engine
         self._is_over = False
 
@@ -170,12 +170,10 @@ class CarriedRequest:
         part.is_over = False
 
     def _hand_over(self, part: Part) -> ReplicaStream | Refusal:
-        submission = self._submission
-        if self._num_submitted:
-            submission = rest_of(submission, self._samples, part.places, self._num_submitted)
+        rest = rest_of(self._submission, self._samples, part.places)
+        submission = replace(rest, request_id=self._failover.ids.new(rest.request_id))
         stream = self._failover.router.submit(submission, part, part.avoid | part.full)
         if not isinstance(stream, Refusal):
-            self._num_submitted += 1
             part.stream = stream
         return stream
 
@@ -224,7 +222,4 @@ class CarriedRequest:
 
     def _may_go_on(self, refusal: Refusal) -> bool:
         """Whether another engine could serve what one did not."""
-        if refusal.code is RefusalCode.ALREADY_EXISTS:
-            # The engine knows it still by an id of ours; the client's own id would be the client's mistake.
-            return self._num_submitted > 1
         return refusal.code is RefusalCode.UNAVAILABLE or is_full(refusal)

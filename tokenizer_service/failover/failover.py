@@ -11,6 +11,7 @@ from tokenizer_service.engines.messages import ReplicaStream, TokenSink, TokenSt
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.failover.backoff import Backoff
 from tokenizer_service.failover.carried_request import CarriedRequest
+from tokenizer_service.failover.engine_ids import EngineIds
 from tokenizer_service.failover.retry_budget import RetryBudget
 
 
@@ -58,6 +59,7 @@ class Failover:
     router: Chooser
     limits: FailoverLimits
     budget: RetryBudget
+    ids: EngineIds
     observer: FailoverObserver
     jitter: Callable[[], float]
 

@@ -16,9 +16,6 @@ from tokenizer_service.engines.messages import (
 )
 from tokenizer_service.engines.refusal import Refusal
 
-MAX_REQUEST_ID_CHARS = 256
-"""What an engine takes."""
-
 
 @dataclass(slots=True)
 class SampleSoFar:
@@ -50,16 +47,10 @@ class SampleSoFar:
         return EngineFinish(FinishReason.ABORT, self.usage(prompt_tokens), refusal=refusal)
 
 
-def rest_of(
-    submission: TokenSubmission, samples: Sequence[SampleSoFar], places: Sequence[int], turn: int
-) -> TokenSubmission:
-    """What is left to do of the samples at `places`: all of them if none has begun, else one.
-
-    `turn` numbers the submissions of a request: an engine may still know the one before by its id.
-    """
-    name = _name(submission.request_id, turn)
+def rest_of(submission: TokenSubmission, samples: Sequence[SampleSoFar], places: Sequence[int]) -> TokenSubmission:
+    """What is left to do of the samples at `places`: all of them if none has begun, else one."""
     if len(places) == len(samples) and not any(sample.token_ids for sample in samples):
-        return replace(submission, request_id=name)
+        return submission
     (place,) = places
     seed, tokens = submission.sampling.seed, samples[place].token_ids
     sampling = replace(
@@ -70,7 +61,7 @@ def rest_of(
         prompt_logprobs=None if place or tokens else submission.sampling.prompt_logprobs,
     )
     samples[place].is_resumed = len(tokens) > 0
-    return replace(submission, request_id=name, sampling=sampling, resumed_token_ids=tokens)
+    return replace(submission, sampling=sampling, resumed_token_ids=tokens)
 
 
 def is_of_resumption(refusal: Refusal) -> bool:
@@ -84,8 +75,3 @@ def groups_of(samples: Sequence[SampleSoFar], places: Sequence[int]) -> list[tup
     if len(wanted) == len(samples) and not any(sample.token_ids for sample in samples):
         return [tuple(wanted)]
     return [(place,) for place in wanted]
-
-
-def _name(request_id: str, turn: int) -> str:
-    suffix = f"~{turn}" if turn else ""
-    return request_id[: MAX_REQUEST_ID_CHARS - len(suffix)] + suffix

@@ -16,7 +16,7 @@ class Admission:
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._active = 0
-        self._live_ids: set[str] = set()
+        self._live_ids: set[tuple[str, str]] = set()  # of a tenant
         self.draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -54,15 +54,18 @@ class Admission:
             if refusal is None:
                 self.leave()
 
-    def claim_id(self, request_id: str) -> Refusal | None:
-        """Marks an id as live, to be given back with `release_id`; a live one is refused."""
-        if request_id in self._live_ids:
+    def claim_id(self, tenant: str, request_id: str) -> Refusal | None:
+        """Marks an id as live, to be given back with `release_id`; one that is live for the same tenant is refused.
+
+        Of the ids of other tenants nobody learns anything.
+        """
+        if (tenant, request_id) in self._live_ids:
             return Refusal(RefusalCode.ALREADY_EXISTS, f"a request with the id {request_id!r} is running")
-        self._live_ids.add(request_id)
+        self._live_ids.add((tenant, request_id))
         return None
 
-    def release_id(self, request_id: str) -> None:
-        self._live_ids.discard(request_id)
+    def release_id(self, tenant: str, request_id: str) -> None:
+        self._live_ids.discard((tenant, request_id))
 
     def drain(self) -> None:
         """Refuses new requests from now on."""

@@ -60,7 +60,7 @@ class Intake:
             yield request
             return
         caller.request_id = request.request_id
-        refusal = self.admission.claim_id(request.request_id)
+        refusal = self.admission.claim_id(request.tenant, request.request_id)
         if refusal is not None:
             yield refusal
             return
@@ -75,7 +75,7 @@ class Intake:
                 yield session
         finally:
             tokens.settle()
-            self.admission.release_id(request.request_id)
+            self.admission.release_id(request.tenant, request.request_id)
 
     def _validate(self, draft: RequestDraft, caller: Caller) -> TextRequest | Refusal:
         model = self.texts.router.model()

@@ -32,11 +32,14 @@ async def test_draining_refuses_and_waits_for_the_last() -> None:
     await asyncio.wait_for(waiting, 1)
 
 
-def test_an_id_is_live_once() -> None:
+def test_an_id_is_live_once_for_each_tenant() -> None:
     admission = Admission(2)
-    assert admission.claim_id("a") is None
-    refusal = admission.claim_id("a")
+    assert admission.claim_id("t", "a") is None
+    refusal = admission.claim_id("t", "a")
     assert refusal is not None
     assert refusal.code is RefusalCode.ALREADY_EXISTS
-    admission.release_id("a")
-    assert admission.claim_id("a") is None
+    admission.release_id("t", "a")
+    assert admission.claim_id("t", "a") is None
+    assert admission.claim_id("u", "a") is None
+    admission.release_id("u", "a")
+    assert admission.claim_id("t", "a") is not None

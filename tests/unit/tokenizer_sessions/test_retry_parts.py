@@ -1,4 +1,4 @@
-"""Retry budget, backoff and circuit breaker: what holds for any run of events."""
+"""Retry budget, backoff, circuit breaker and ids at engines: what holds for any run of events."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits, BreakerState
 from tokenizer_service.failover.backoff import Backoff
+from tokenizer_service.failover.engine_ids import EngineIds
 from tokenizer_service.failover.retry_budget import BudgetLimits, RetryBudget
 
 CLOSED, HALF_OPEN, OPEN = BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN
@@ -161,3 +162,18 @@ def test_the_number_of_failures_is_a_setting(failures: int) -> None:
         assert breaker.state is CLOSED
         breaker.on_failure()
         assert (breaker.state is OPEN) == (count == failures)
+
+
+@given(
+    names=st.lists(st.tuples(st.booleans(), st.text("ab~-1é", max_size=300), st.booleans()), min_size=1, max_size=20)
+)
+def test_no_two_submissions_have_one_id_whatever_clients_call_theirs(names: list[tuple[bool, str, bool]]) -> None:
+    """Also when a client takes an id that an engine knew another request by. Two services beside each other."""
+    first, second = EngineIds("1"), EngineIds("2")
+    made: list[str] = []
+    for is_first, name, takes_known in names:
+        chosen = made[-1] if takes_known and made else name
+        made.append((first if is_first else second).new(chosen))
+        assert len(made[-1]) <= 256
+        assert chosen.startswith(made[-1].rpartition("~")[0])
+    assert len(set(made)) == len(made)
