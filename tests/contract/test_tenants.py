@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.certificates import Authority
-from tests.fixtures.http_calls import CHAT, body_of, error_of, http
+from tests.fixtures.http_calls import CHAT, COMPLETIONS, body_of, error_of, http
 from tests.fixtures.tokenizer_app import Service, collect, default_model, eventually, failure, ids_request, running
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire_client import NO_RETRIES, AsyncClient, Sampling, Tls, Unauthenticated
@@ -149,6 +149,37 @@ async def test_requests_at_once(tmp_path: Path) -> None:
         await service.engine.wait_until(lambda: service.engine.num_live == 0)
         assert service.metric("tenant_active_requests", tenant="a") == 0
         assert service.metric("tenant_tokens_in_flight", tenant="b") == 0
+
+
+async def test_reading_takes_a_place_of_the_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that must not come are encoded while the request is read: a tenant has no more of that than of requests."""
+    loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+
+    def slow_encode(*_: object) -> list[int]:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        return [5]
+
+    file = tenants(tmp_path, entry("a", max_requests=1), entry("b"))
+    async with running(default_model(), script, tenants=file, encode_threads=2) as service, http(service) as client:
+        monkeypatch.setattr(default_model().encoder, "encode", slow_encode)
+        body = body_of(COMPLETIONS, prompt=[1, 2], bad_words=["x"])
+        a, b = ({"authorization": f"Bearer {name}-key"} for name in "ab")
+        first = asyncio.create_task(client.post(COMPLETIONS, json=body, headers=a))
+        await eventually(lambda: service.metric("tenant_active_requests", tenant="a") == 1)
+        for _ in range(3):
+            refused = await client.post(COMPLETIONS, json=body, headers=a)
+            assert error_of(refused, 429)["code"] == "rate_limit_exceeded"
+            assert refused.headers["retry-after"] == "1"
+        error = await failure(service.stub.Generate(ids_request([1]), metadata=key("a")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert service.metric("tenant_refusals_total", tenant="a", limit="max_requests") == 4
+        await generate(service, "b")
+        other = asyncio.create_task(client.post(COMPLETIONS, json=body, headers=b))
+        await eventually(lambda: service.metric("tenant_active_requests", tenant="b") == 1)
+        go_on.set()
+        assert ((await first).status_code, (await other).status_code) == (200, 200)
+        await eventually(lambda: service.metric("active_requests") == 0)
+        assert [service.metric("tenant_active_requests", tenant=name) for name in "ab"] == [0, 0]
 
 
 async def test_ids_are_a_tenants_own(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Must not know: what a method does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -143,8 +144,7 @@ class CallRunner:
         code = RefusalCode.CANCELLED.name
         try:
             outcome = await self._within_quota(call, request, body)
-            if isinstance(outcome, Refusal) and outcome.quota is not None:
-                self.metrics.tenants.refused(call.tenant.name, outcome.quota.limit)
+            self._count_breach(call.tenant, outcome)
             code = outcome.code.name if isinstance(outcome, Refusal) else "OK"
         except asyncio.CancelledError:
             if call.deadline is not None and call.clock() >= call.deadline - _DEADLINE_TOLERANCE_S:
@@ -153,6 +153,21 @@ class CallRunner:
         finally:
             self.record(call, code)
         return outcome
+
+    @contextmanager
+    def place_to_read(self, call: Call) -> Iterator[Refusal | None]:
+        """A place while a request is read, which may encode texts: the tenant's first, as for serving it. A refusal is
+        the end of the call."""
+        with self.gate.quotas.place_to_read(call.tenant) as refusal, ExitStack() as stack:
+            refusal = refusal or stack.enter_context(self.admission.place())
+            if refusal is not None:
+                self._count_breach(call.tenant, refusal)
+                self.record(call, refusal.code.name)
+            yield refusal
+
+    def _count_breach(self, tenant: Tenant, outcome: object) -> None:
+        if isinstance(outcome, Refusal) and outcome.quota is not None:
+            self.metrics.tenants.refused(tenant.name, outcome.quota.limit)
 
     def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
         clock = asyncio.get_running_loop().time

@@ -4,8 +4,8 @@ Must not know: HTTP, JSON, the shape of answers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -47,13 +47,9 @@ class Generations:
     runner: CallRunner
     intake: Intake
 
-    @contextmanager
-    def place_to_read(self, method: str, tenant: Tenant) -> Iterator[Refusal | None]:
+    def place_to_read(self, method: str, tenant: Tenant) -> AbstractContextManager[Refusal | None]:
         """A place among the requests while one is read, which may encode and decode texts; or why there is none."""
-        with self.runner.admission.place() as refusal:
-            if refusal is not None:
-                self.runner.record(self._new_call(method, None, tenant), refusal.code.name)
-            yield refusal
+        return self.runner.place_to_read(self._new_call(method, None, tenant))
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""

@@ -4,6 +4,7 @@ Must not know: transports, how tenants are recognised, what a request does.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenizer_service.engines.refusal import QuotaBreach, Refusal, RefusalCode, invalid_field
@@ -40,9 +41,14 @@ class Quota:
         return None
 
     def leave(self, seconds: float) -> None:
-        self.active -= 1
+        """Gives the place of a request back that took so long."""
+        self.free()
         before = seconds if self.mean_s is None else self.mean_s
         self.mean_s = before + _SMOOTHING * (seconds - before)
+
+    def free(self) -> None:
+        """Gives a place back that was no request's."""
+        self.active -= 1
 
     def reserve(self, tenant: Tenant, prompt: int, completion: int) -> Refusal | None:
         """Takes tokens, to be settled with `settle`; or says which limit does not allow it, and when it will."""
@@ -120,6 +126,16 @@ class Quotas:
     def enter(self, tenant: Tenant) -> Refusal | None:
         most = self.max_requests if not tenant.name else max(1, self.max_requests * 3 // 4)
         return self.of(tenant).enter(tenant, most)
+
+    @contextmanager
+    def place_to_read(self, tenant: Tenant) -> Iterator[Refusal | None]:
+        """A place among the tenant's requests while one is read; or why there is none."""
+        refusal = self.enter(tenant)
+        try:
+            yield refusal
+        finally:
+            if refusal is None:
+                self.of(tenant).free()
 
     def named(self) -> Iterator[tuple[str, Quota]]:
         """Of all tenants with a name that were seen."""

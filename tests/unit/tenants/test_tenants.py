@@ -176,6 +176,21 @@ def test_requests_at_once() -> None:
     assert quota.active == 2
 
 
+def test_places_to_read_count_as_requests_but_say_nothing_of_their_length() -> None:
+    quotas = Quotas(lambda: 0.0, 8)
+    with quotas.place_to_read(LIMITED) as first, quotas.place_to_read(LIMITED) as second:
+        assert (first, second) == (None, None)
+        with quotas.place_to_read(LIMITED) as third:
+            assert third is not None
+        assert quotas.enter(LIMITED) is not None
+    assert quotas.of(LIMITED).active == 0
+    quotas.enter(LIMITED)
+    quotas.of(LIMITED).leave(8.0)
+    with quotas.place_to_read(LIMITED), quotas.place_to_read(LIMITED):
+        pass
+    assert quotas.of(LIMITED).mean_s == 8.0
+
+
 def test_a_tenant_without_a_limit_leaves_places_to_others() -> None:
     quotas = Quotas(lambda: 0.0, 8)
     taken = 0
