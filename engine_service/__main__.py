@@ -56,13 +56,14 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     signals = StopSignals()
     signals.install()
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry)
+    metrics = EngineMetrics(registry, model_name=server.served_model_name, version=version("tokenwire"))
     handle = EngineHandle(metrics=metrics, clock=time.monotonic, max_unread_tokens=server.max_unread_tokens)
     vitals = Vitals(handle, VitalLimits(server.stalled_step_timeout_s), partial(secrets.token_hex, 16))
     health = ServiceHealth([SERVICE_NAME], {"loop": vitals.loop_moves, "model": vitals.model_answers})
     grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))
     door = _door(handle, metrics)
-    _add_service(grpc_server, server, handle, door, signals)
+    service = _add_service(grpc_server, server, handle, door, signals)
+    metrics.watch(stalled_s=lambda: vitals.stalled_s, sessions=lambda: service.num_sessions)
     await health.add_to(grpc_server)
     try:
         tls = None if server.tls is None else ServerTls(server.tls)
@@ -126,7 +127,7 @@ def _door(handle: EngineHandle, metrics: EngineMetrics) -> Door:
 
 def _add_service(
     grpc_server: grpc.aio.Server, server: ServerConfig, handle: EngineHandle, door: Door, signals: StopSignals
-) -> None:
+) -> EngineService:
     service = EngineService(
         door=door,
         handle=handle,
@@ -136,6 +137,7 @@ def _add_service(
         ask_to_drain=signals.ask if server.allow_drain_rpc else None,
     )
     add_to_server(service, grpc_server)
+    return service
 
 
 def _facade(server: ServerConfig, handle: EngineHandle, door: Door, tls: ServerTls | None) -> _Facade | None:

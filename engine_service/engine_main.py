@@ -27,7 +27,7 @@ from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.engine_process import STACK_DUMP_SIGNAL
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
-from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed
+from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed, StartTimes
 from engine_service.loop.warm_up import warm_up
 from engine_service.loop.worker_protocol import Worker as LoopWorker
 from engine_service.simulated.build import build_simulated_worker
@@ -95,7 +95,9 @@ def _prepare_model(reference: str) -> Path:
 def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
     """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
     scheduling = config.scheduling
+    began = time.monotonic()
     worker, info = _build_worker(config, folder)
+    loaded = time.monotonic()
     limits = _limits(info, is_length_fixed=config.model.max_model_len is not None)
     warm_up(
         worker,
@@ -104,6 +106,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         max_model_len=limits.max_model_len,
         step_token_budget=scheduling.step_token_budget,
     )
+    times = StartTimes(loaded - began, time.monotonic() - loaded)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=info.block_size,
@@ -131,7 +134,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         grammars=None if config.model.simulate else _grammar_desk(folder, info, mailbox),
         checks_steps=scheduling.check_invariants,
     )
-    return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats())
+    return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats(), times)
 
 
 def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, WorkerInfo]:
@@ -237,6 +240,13 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         max_num_requests=config.scheduling.max_num_requests,
         default_sampling=_default_sampling(config, folder),
         model_folder=str(folder.resolve()),
+        device=_resolve_device(config.model).value,
+        backend=info.backend,
+        weight_format=config.model.weight_format,
+        tensor_parallel_size=config.model.tensor_parallel_size,
+        kv_block_bytes=info.kv_bytes_per_block,
+        max_waiting_requests=config.scheduling.max_waiting_requests,
+        step_token_budget=config.scheduling.step_token_budget,
     )
 
 

@@ -1,8 +1,9 @@
-"""The HTTP port for what watches a service: /metrics, /livez and /readyz; and observations that wait to be read.
+"""The HTTP port for what watches a service: /metrics, /livez and /readyz; and what the metrics of both are made with.
 
 Must not know: which metrics exist, when a service is ready.
 """
 
+import platform
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,10 +11,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Metric, make_wsgi_app, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Info,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+    make_wsgi_app,
+    start_http_server,
+)
 from prometheus_client.registry import Collector
 
 Item = TypeVar("Item")
+OTHER = "other"
 MAX_WAITING = 256
 _WATCHER_TIMEOUT_S = 10.0
 
@@ -51,6 +61,39 @@ class Deferred(Collector, Generic[Item]):
         return ()
 
 
+class BoundedLabel:
+    """Values of a label that clients or operators choose: past `most` of them every further one is "other"."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def of(self, value: str) -> str:
+        if value not in self._known:
+            if not value or len(self._known) >= self._most:
+                return OTHER
+            self._known.add(value)
+        return value
+
+
+def show_process(registry: CollectorRegistry, prefix: str, version: str) -> None:
+    """Which program this is, and what its process uses (`process_...`)."""
+    build = Info(f"{prefix}_build", "Version of the service and of Python.", registry=registry)
+    build.info({"version": version, "python_version": platform.python_version()})
+    ProcessCollector(registry=registry)
+
+
+def seconds_buckets(least: float, most: float) -> tuple[float, ...]:
+    """1, 2.5 and 5 of each power of ten between the two."""
+    steps = (digit * 10.0**power for power in range(-6, 6) for digit in (1.0, 2.5, 5.0))
+    return tuple(float(f"{step:.2g}") for step in steps if least <= step * 1.001 and step <= most * 1.001)
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Buckets for counts of tokens and requests."""
+    return tuple(2**power for power in range(most.bit_length()))
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsServer:
     """A running `/metrics` endpoint; `port` is the one bound."""
@@ -82,8 +125,9 @@ def start_metrics_server(
 ) -> MetricsServer:
     """Serves `registry` on `host:port` (0: any free port). Raises OSError when the port is in use.
 
-    `is_ready` is asked from other threads.
+    `is_ready` is asked from other threads. Whoever asks for OpenMetrics gets it, exemplars included.
     """
+    disable_created_metrics()  # a series of when it began, beside each other one, that nobody reads
     server, thread = start_http_server(port, addr=host, registry=registry)
     server.RequestHandlerClass = _Handler
     server.set_app(_with_health(make_wsgi_app(registry), is_ready))

@@ -12,7 +12,7 @@ from engine_service.api.load_news import LoadFigures
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
 from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import EngineInfo
+from engine_service.loop.messages import EngineInfo, RequestTiming
 from tokenwire.common.v1 import logprobs_pb2, outcome_pb2, sampling_pb2
 from tokenwire.engine.v1 import engine_pb2
 
@@ -29,7 +29,7 @@ _REASON = {
 
 def generate_response(unread: Unread, seed: int, index: int) -> engine_pb2.GenerateResponse:
     """The news of one sample, without the log probabilities of its prompt."""
-    finish = None if unread.finish is None else finish_message(unread.finish, seed)
+    finish = None if unread.finish is None else finish_message(unread.finish, seed, unread.timing)
     message = engine_pb2.GenerateResponse(token_ids=unread.token_ids, finish=finish, index=index)
     _add_logprobs(message, unread)
     return message
@@ -37,7 +37,7 @@ def generate_response(unread: Unread, seed: int, index: int) -> engine_pb2.Gener
 
 def request_output(handle: int, unread: Unread, seed: int, index: int) -> engine_pb2.RequestOutput:
     """The news of one sample of a session's request, without the log probabilities of its prompt."""
-    finish = None if unread.finish is None else finish_message(unread.finish, seed)
+    finish = None if unread.finish is None else finish_message(unread.finish, seed, unread.timing)
     message = engine_pb2.RequestOutput(handle=handle, token_ids=unread.token_ids, finish=finish, index=index)
     if unread.cached_tokens:
         message.cached_tokens = unread.cached_tokens
@@ -59,7 +59,7 @@ async def add_prompt_logprobs(
         await asyncio.sleep(0)
 
 
-def finish_message(finish: Finish, seed: int) -> engine_pb2.Finish:
+def finish_message(finish: Finish, seed: int, timing: RequestTiming | None = None) -> engine_pb2.Finish:
     message = engine_pb2.Finish(
         reason=_REASON[finish.reason],
         usage=outcome_pb2.Usage(
@@ -72,7 +72,17 @@ def finish_message(finish: Finish, seed: int) -> engine_pb2.Finish:
     )
     if finish.error is not None:
         message.error.CopyFrom(error_message(finish.error))
+    if timing is not None:
+        _fill_stages(message.stages, timing)
     return message
+
+
+def _fill_stages(message: engine_pb2.StageDurations, timing: RequestTiming) -> None:
+    message.queue.FromNanoseconds(round(timing.queue_s * 1e9))
+    if timing.prefill_s is not None:
+        message.prefill.FromNanoseconds(round(timing.prefill_s * 1e9))
+    if timing.decode_s is not None:
+        message.decode.FromNanoseconds(round(timing.decode_s * 1e9))
 
 
 def error_message(refusal: Refusal) -> outcome_pb2.RequestError:

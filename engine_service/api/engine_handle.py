@@ -50,6 +50,7 @@ class EngineHandle:
         self._live: dict[int, LiveRequest] = {}
         self._by_name: dict[str, Submission] = {}
         self._connection: Connection | None = None
+        self._launched: float | None = None
         self.pulse = Pulse(clock)
         self.draining = asyncio.Event()
         self.kv_feed = KvFeed()
@@ -138,6 +139,10 @@ class EngineHandle:
     def cancel_all(self, cause: Refusal) -> None:
         self.cancel(list(self._live.values()), cause)
 
+    def launching(self) -> None:
+        """An engine process starts now."""
+        self._launched = self._clock()
+
     def attach(self, ready: EngineReady, commands: CommandSink) -> None:
         """A started engine: requests are accepted from now on."""
         info = ready.info
@@ -150,7 +155,7 @@ class EngineHandle:
         )
         self._connection = Connection(info, limits, commands, ready.stats)
         self.pulse.began()
-        self._metrics.engine_started(ready.stats)
+        self._metrics.engine_started(ready, None if self._launched is None else self._clock() - self._launched)
 
     def detach(self, reason: Refusal) -> None:
         """The engine is gone: every live request ends with `reason`, now."""
@@ -198,7 +203,7 @@ class EngineHandle:
         submission = live.submission
         if item.finish is not None:
             self._end(live, item.finish, timing)
-        live.add(item)
+        live.add(item, timing)
         # Some sample holds at least its share of what is too much.
         if live.unread_tokens * len(submission.samples) > submission.max_unread_tokens and submission.num_open:
             self._check_reader(submission)
@@ -217,7 +222,7 @@ class EngineHandle:
             self.pulse.faulted()
         if submission.outcome is not None and submission.num_open == 0:
             del self._by_name[submission.name]
-            self._metrics.count_request(submission.outcome)
+            self._metrics.count_request(submission, submission.outcome)
         if not self._live:
             self._idle.set()
         self._log.info(

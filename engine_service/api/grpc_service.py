@@ -57,13 +57,18 @@ class EngineService:
         self._session_open_timeout_s = session_open_timeout_s
         self._watchers = KvWatchers(handle.kv_feed)
         self._ask_to_drain = ask_to_drain
+        self.num_sessions = 0
 
     async def session(
         self,
         _requests: AsyncIterator[engine_pb2.SessionRequest | Malformed],
         context: grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse],
     ) -> None:
-        await Session(context, self._door, self._handle, self._opened, self._session_open_timeout_s).run()
+        self.num_sessions += 1
+        try:
+            await Session(context, self._door, self._handle, self._opened, self._session_open_timeout_s).run()
+        finally:
+            self.num_sessions -= 1
 
     async def generate(self, request: engine_pb2.GenerateRequest, context: GenerateContext) -> None:
         # Samples that had nothing unread before their news: an entry, or two when it was cut, for each.

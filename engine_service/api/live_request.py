@@ -11,6 +11,7 @@ from engine_service.core.family import seed_of
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.sampling import SamplingParams
+from engine_service.loop.messages import RequestTiming
 
 Wake = Callable[["LiveRequest"], None]
 
@@ -24,6 +25,7 @@ class Unread:
     logprobs: Sequence[PositionLogprobs] = ()
     prompt_logprobs: Sequence[PositionLogprobs] = ()
     cached_tokens: int = 0
+    timing: RequestTiming | None = None  # with the finish, if the engine told it
 
     @property
     def num_logprobs(self) -> int:
@@ -51,6 +53,7 @@ class LiveRequest:
         "_logprobs",
         "_num_given",
         "_prompt_logprobs",
+        "_timing",
         "_unread",
         "_wake",
         "index",
@@ -71,6 +74,7 @@ class LiveRequest:
         self._cached_tokens = 0
         self._num_given = submission.resumed_tokens
         self._finish: Finish | None = None
+        self._timing: RequestTiming | None = None
         self._is_cut = False
 
     @property
@@ -90,8 +94,8 @@ class LiveRequest:
     def is_cut(self) -> bool:
         return self._is_cut
 
-    def add(self, news: RequestNews) -> None:
-        """Takes news from the engine; after a cut only the finish counts."""
+    def add(self, news: RequestNews, timing: RequestTiming | None = None) -> None:
+        """Takes news from the engine; after a cut only the finish counts. `timing` comes with the finish."""
         had_unread = bool(self._unread)
         finish = news.finish
         if not self._is_cut:
@@ -102,14 +106,17 @@ class LiveRequest:
                 self._prompt_logprobs = news.prompt_logprobs or self._prompt_logprobs  # they come once
         if finish is not None:
             self._finish = replace(finish, completion_tokens=self._num_given) if self._is_cut else finish
+            self._timing = timing
         if (self._unread or finish is not None) and not had_unread:
             self._wake(self)
 
     def take(self) -> Unread:
         """Gives the unread news to the caller; each token and the finish are given once."""
-        unread = Unread(self._unread, self._finish, self._logprobs, self._prompt_logprobs, self._cached_tokens)
+        unread = Unread(
+            self._unread, self._finish, self._logprobs, self._prompt_logprobs, self._cached_tokens, self._timing
+        )
         self._num_given += len(self._unread)
-        self._finish = None
+        self._finish = self._timing = None
         self._cached_tokens = 0
         self._forget_unread()
         return unread
@@ -129,12 +136,14 @@ class Submission:
     """What a client submitted: one or more samples of a prompt, which end one by one.
 
     `done` is set when all have ended. `outcome` says how it is counted: the first finish with an error, or else the
-    first one. `resumed_tokens` of each completion were known to the reader before. `started` is seconds on the front's
-    clock. `max_unread_tokens` is for all samples together.
+    first one. `completion_tokens` are those of each sample that has ended; `resumed_tokens` of each were known to the
+    reader before. `started` is seconds on the front's clock. `max_unread_tokens` is for all samples together.
     """
 
     __slots__ = (
+        "completion_tokens",
         "done",
+        "max_tokens",
         "max_unread_tokens",
         "name",
         "num_open",
@@ -161,6 +170,8 @@ class Submission:
         self.name = name
         self.prompt_tokens = prompt_tokens
         self.resumed_tokens = resumed_tokens
+        self.max_tokens = sampling.max_tokens
+        self.completion_tokens: list[int] = []
         self.started = started
         # A token with log probabilities is as large as so many tokens.
         numbers = 1 if sampling.logprobs is None else 2 + sampling.logprobs
@@ -179,6 +190,7 @@ class Submission:
     def ended(self, finish: Finish) -> None:
         """To be called for each sample that ended."""
         self.num_open -= 1
+        self.completion_tokens.append(finish.completion_tokens)
         if self.outcome is None or (self.outcome.error is None and finish.error is not None):
             self.outcome = finish
         if self.num_open == 0:

@@ -111,6 +111,7 @@ class EngineSupervisor:
         await life.over.wait()
 
     async def _live_once(self) -> _Life:
+        self._handle.launching()
         launched = await self._launch()
         life = self._life = _Life(launched, self._handle)
         await life.mailbox.connect(launched.front_end)

@@ -3,7 +3,7 @@
 Nothing else crosses between them. Must not know: torch, the clock, how a plan is made or executed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine_service.core.outcome import PositionLogprobs
@@ -53,7 +53,8 @@ class Plan:
     `dropped` are requests that the worker forgets before it executes the chunks (finished, aborted or
     preempted since the previous plan). A request in `new` is always also in `chunks`; it may be in
     `dropped` too when it was preempted and comes back at once. `copies` are pairs (source block, destination
-    block), executed in any order before the chunks: no destination is a source.
+    block), executed in any order before the chunks: no destination is a source. `prefill_tokens`: those of its tokens
+    that are not of decodes; for statistics alone.
     """
 
     step: int
@@ -61,6 +62,7 @@ class Plan:
     new: tuple[NewRequest, ...] = ()
     dropped: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    prefill_tokens: int = field(default=0, compare=False)
 
     @property
     def num_tokens(self) -> int:

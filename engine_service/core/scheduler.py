@@ -242,6 +242,7 @@ class Scheduler:
             tuple(draft.new),
             self._roster.take_dropped(),
             tuple(draft.copies),
+            draft.prefill_tokens,
         )
         self._flights.append(_Flight(plan, tuple(draft.requests)))
         self.last_record = StepRecord(

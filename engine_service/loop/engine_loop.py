@@ -87,7 +87,7 @@ class EngineLoop:
             if settle is not None:
                 self._scheduler.apply(self._worker.result())
                 now = self._clock()
-                steps = (StepTiming(now - max(started, last_settled), settle.num_tokens),)
+                steps = (StepTiming.of(settle, now - max(started, last_settled)),)
                 last_settled = now
                 self._scheduler.observe_step(steps[0].seconds, steps[0].num_tokens)
                 if self._checks_steps:

@@ -10,11 +10,13 @@ from typing import Any
 
 from engine_service.core.kv_events import KvEvent
 from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, RequestNews
+from engine_service.core.plan import Plan
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
 
 _PLAIN_FIELDS = 3  # of a RequestNews without log probabilities and cached tokens
 _stats_values = attrgetter(*(item.name for item in fields(EngineStats)))
+_step_values = attrgetter("seconds", "num_tokens", "prefill_tokens", "num_requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ Command = Submit | Abort | WatchKvEvents | Ping | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a started engine is; `epoch` differs at each start. `model_folder` is for this machine alone."""
+    """What a started engine is; `epoch` differs at each start. `model_folder` is for this machine alone.
+
+    The last fields are for those who watch it; `kv_block_bytes` are those of one rank.
+    """
 
     pid: int
     epoch: str
@@ -85,12 +90,28 @@ class EngineInfo:
     default_sampling: SamplingDefaults = NEUTRAL_DEFAULTS
     model_folder: str = ""
     weights_fingerprint: str = ""
+    device: str = ""
+    backend: str = ""
+    weight_format: str = ""
+    tensor_parallel_size: int = 1
+    kv_block_bytes: int = 0
+    max_waiting_requests: int = 0
+    step_token_budget: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds of the parts of a start: the model in place and the KV pool allocated; the first generation."""
+
+    load_s: float = 0.0
+    warm_up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
     info: EngineInfo
     stats: EngineStats
+    times: StartTimes = StartTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +130,30 @@ class EngineFatal:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """One step: its tokens, and seconds from its plan (overlapped: from the step before) to its result."""
+    """One step: seconds from its plan (overlapped: from the step before) to its result, and what it computed.
+
+    `prefill_tokens` of `num_tokens` are not of decodes. `num_requests` counts each sample by itself.
+    """
 
     seconds: float
     num_tokens: int
+    prefill_tokens: int = 0
+    num_requests: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, seconds: float) -> "StepTiming":
+        return cls(seconds, plan.num_tokens, plan.prefill_tokens, len(plan.chunks))
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
-    """Seconds a finished request spent in each stage; None for a stage it never reached."""
+    """Seconds a finished request spent in each stage; None for a stage it never reached.
+
+    Their sum is its whole time in the engine process. A request that ended in `prefill` has no `decode_s`.
+    """
 
     request_id: int
-    queue_s: float | None
+    queue_s: float
     prefill_s: float | None
     decode_s: float | None
 
@@ -138,7 +171,7 @@ class StepReport:
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
         news = tuple(_plain(item) for item in self.news)
-        steps = tuple((step.seconds, step.num_tokens) for step in self.steps)
+        steps = tuple(_step_values(step) for step in self.steps)
         return _rebuild, (news, _stats_values(self.stats), steps, self.finished, self.kv_events)
 
 
@@ -164,7 +197,7 @@ def _news(
 def _rebuild(
     news: tuple[tuple[Any, ...], ...],
     stats: tuple[Any, ...],
-    steps: tuple[tuple[float, int], ...],
+    steps: tuple[tuple[float, int, int, int], ...],
     finished: tuple[RequestTiming, ...],
     kv_events: tuple[KvEvent, ...],
 ) -> StepReport:

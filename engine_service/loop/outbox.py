@@ -11,7 +11,7 @@ from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
 
-# Timings feed histograms only: past this many unread ones the rest of a stall is left out.
+# Those of steps feed histograms only: past this many unread ones the rest of a stall is left out.
 MAX_UNREAD_TIMINGS = 4096
 
 
@@ -54,7 +54,7 @@ class Outbox:
         self._kv_events.add(report.kv_events)
         self._stats = report.stats
         self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
-        self._finished.extend(report.finished[: MAX_UNREAD_TIMINGS - len(self._finished)])
+        self._finished.extend(report.finished)  # one for each request at most
 
     def take(self) -> StepReport | None:
         """Everything unread as one report, or None."""

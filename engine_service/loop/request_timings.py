@@ -48,9 +48,9 @@ class RequestTimings:
 
 
 def _timing(request_id: int, stages: _Stages, now: float) -> RequestTiming:
-    queue_s = (stages.first_planned if stages.first_planned is not None else now) - stages.arrived
-    prefill_s = decode_s = None
-    if stages.first_planned is not None and stages.first_token is not None:
-        prefill_s = stages.first_token - stages.first_planned
-        decode_s = now - stages.first_token
-    return RequestTiming(request_id, queue_s, prefill_s, decode_s)
+    planned, token = stages.first_planned, stages.first_token
+    if planned is None:
+        return RequestTiming(request_id, now - stages.arrived, None, None)
+    if token is None:
+        return RequestTiming(request_id, planned - stages.arrived, now - planned, None)
+    return RequestTiming(request_id, planned - stages.arrived, token - planned, now - token)

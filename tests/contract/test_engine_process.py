@@ -207,7 +207,7 @@ async def test_metrics_and_idle_cpu(small_engine: EngineProcess) -> None:
         assert metrics[f"tokenwire_engine_{gauge}"] == 0
     assert metrics['tokenwire_engine_kv_blocks{state="used"}'] == 0
     assert metrics["tokenwire_engine_generated_tokens_total"] == load.generated_tokens_total
-    assert metrics["tokenwire_engine_step_seconds_count"] == load.steps_total
+    assert metrics["tokenwire_engine_step_tokens_count"] == load.steps_total
 
     def cpu_seconds() -> float:
         ticks = 0

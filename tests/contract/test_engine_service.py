@@ -687,7 +687,8 @@ async def test_load_and_metrics_return_to_idle_after_mixed_ends() -> None:
         for gauge in ("running_requests", "waiting_requests", "waiting_tokens", "kv_cache_usage_ratio"):
             assert service.metric(gauge) == 0
         assert service.metric("generated_tokens_total") == load.generated_tokens_total >= 90
-        assert service.metric("step_seconds_count") == load.steps_total
+        assert service.total("step_seconds_count") == service.metric("step_tokens_count") == load.steps_total
+        assert service.metric("request_samples_count") == 30
         assert service.metric("prefix_lookup_tokens_total") >= 30
 
 

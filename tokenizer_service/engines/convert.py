@@ -6,11 +6,14 @@ Must not know: sessions, text.
 from collections.abc import Sequence
 from typing import overload
 
+from google.protobuf.duration_pb2 import Duration
+
 from tokenizer_service.engines.messages import (
     EngineFinish,
     FinishReason,
     ModelInfo,
     PositionLogprobs,
+    StageTimes,
     TokenNews,
     TokenSubmission,
     Usage,
@@ -138,7 +141,16 @@ def engine_finish(finish: engine_pb2.Finish) -> EngineFinish:
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
         stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
         refusal=refusal,
+        stages=_stage_times(finish.stages) if finish.HasField("stages") else None,
     )
+
+
+def _stage_times(stages: engine_pb2.StageDurations) -> StageTimes:
+    return StageTimes(_seconds(stages.queue), _seconds(stages.prefill), _seconds(stages.decode))
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
 
 
 def _refusal(error: outcome_pb2.RequestError) -> Refusal:

@@ -134,13 +134,29 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of a sample inside the engine that ended it, by that engine's clock; 0 for a stage it did not reach.
+
+    A resumed sample has only its time at the last engine here.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFinish:
-    """The engine's last word. `refusal` is set when the reason is ABORT or ERROR."""
+    """The engine's last word. `refusal` is set when the reason is ABORT or ERROR.
+
+    `stages` is None when the engine never had the sample.
+    """
 
     reason: FinishReason
     usage: Usage
     stop_token_id: int | None = None
     refusal: Refusal | None = None
+    stages: StageTimes | None = None
 
 
 class PositionLogprobs(NamedTuple):

@@ -18,6 +18,7 @@ from tokenizer_service.engines.messages import (
     FinishReason,
     ModelInfo,
     SamplingOptions,
+    StageTimes,
     TokenNews,
     TokenSubmission,
     Usage,
@@ -214,6 +215,16 @@ def test_the_engines_field_names_become_the_clients(field: str, ours: str) -> No
     assert finish.refusal is not None
     assert [item.field for item in finish.refusal.violations] == [ours]
     assert (finish.reason, finish.usage) == (FinishReason.ERROR, Usage(1, 2, 3))
+
+
+def test_the_stages_of_the_engine_come_as_seconds() -> None:
+    finish = engine_pb2.Finish(reason=outcome_pb2.FINISH_REASON_LENGTH)
+    assert engine_finish(finish).stages is None
+    finish.stages.queue.FromMilliseconds(1500)
+    assert engine_finish(finish).stages == StageTimes(1.5, 0.0, 0.0)
+    finish.stages.prefill.FromMilliseconds(20)
+    finish.stages.decode.FromMilliseconds(3)
+    assert engine_finish(finish).stages == StageTimes(1.5, 0.02, 0.003)
 
 
 async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while() -> None:

@@ -568,6 +568,7 @@ class Finish(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     reason: _outcome_pb2.FinishReason.ValueType
     stop_token_id: _builtins.int
     """The end-of-sequence or stop token id that ended it, if one did. It is
@@ -581,6 +582,12 @@ class Finish(_message.Message):
     def error(self) -> _outcome_pb2.RequestError:
         """Set when reason is ABORT or ERROR."""
 
+    @_builtins.property
+    def stages(self) -> Global___StageDurations:
+        """Where the time of this sample went inside the engine. Unset: the engine
+        never had it, or is gone.
+        """
+
     def __init__(
         self,
         *,
@@ -589,21 +596,78 @@ class Finish(_message.Message):
         stop_token_id: _builtins.int | None = ...,
         error: _outcome_pb2.RequestError | None = ...,
         seed: _builtins.int = ...,
+        stages: Global___StageDurations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_stop_token_id", b"_stop_token_id", "error", b"error", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_stages", b"_stages", "_stop_token_id", b"_stop_token_id", "error", b"error", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_stop_token_id", b"_stop_token_id", "error", b"error", "reason", b"reason", "seed", b"seed", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_stages", b"_stages", "_stop_token_id", b"_stop_token_id", "error", b"error", "reason", b"reason", "seed", b"seed", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__stages: _TypeAlias = _typing.Literal["stages"]  # noqa: Y015
+    _WhichOneofArgType__stages: _TypeAlias = _typing.Literal["_stages", b"_stages"]  # noqa: Y015
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stages) -> _WhichOneofReturnType__stages | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class StageDurations(_message.Message):
+    """Each was measured by one clock, that of the engine process; together they are
+    the time from the arrival of the request there to the end of the sample. Of a
+    request that was resumed: here alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> _duration_pb2.Duration:
+        """Until its first step began, or its end if there was none; the making of its
+        grammar included.
+        """
+
+    @_builtins.property
+    def prefill(self) -> _duration_pb2.Duration:
+        """From there until its first token, or its end without one. Unset: there was
+        no step.
+        """
+
+    @_builtins.property
+    def decode(self) -> _duration_pb2.Duration:
+        """From there until its last token; what was computed again after preemptions
+        included. Unset: there was no token.
+        """
+
+    def __init__(
+        self,
+        *,
+        queue: _duration_pb2.Duration | None = ...,
+        prefill: _duration_pb2.Duration | None = ...,
+        decode: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode: _TypeAlias = _typing.Literal["decode"]  # noqa: Y015
+    _WhichOneofArgType__decode: _TypeAlias = _typing.Literal["_decode", b"_decode"]  # noqa: Y015
+    _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
+    _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode) -> _WhichOneofReturnType__decode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill) -> _WhichOneofReturnType__prefill | None: ...
+
+Global___StageDurations: _TypeAlias = StageDurations  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
