@@ -37,7 +37,7 @@ async def test_the_stages_add_up_to_the_time_in_the_engine() -> None:
     assert isinstance(message, engine_pb2.GenerateResponse)
     stages = message.finish.stages
     assert stages.HasField("prefill")
-    assert 2 * STEP_S <= seconds(stages.decode)
+    assert seconds(stages.decode) >= 2 * STEP_S
     assert sum(map(seconds, (stages.queue, stages.prefill, stages.decode))) <= passed
 
 
