@@ -127,7 +127,8 @@ def start_metrics_server(
 
     `is_ready` is asked from other threads. Whoever asks for OpenMetrics gets it, exemplars included.
     """
-    disable_created_metrics()  # a series of when it began, beside each other one, that nobody reads
+    # Beside each series one of when it began, that nobody reads.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     server, thread = start_http_server(port, addr=host, registry=registry)
     server.RequestHandlerClass = _Handler
     server.set_app(_with_health(make_wsgi_app(registry), is_ready))
