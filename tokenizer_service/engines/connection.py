@@ -4,7 +4,6 @@ Must not know: text, clients, other replicas.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.duration_pb2 import Duration
 
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits
@@ -25,7 +23,9 @@ from tokenizer_service.engines.losses import HUNG, LOST, is_failure
 from tokenizer_service.engines.matching import ModelCheck
 from tokenizer_service.engines.messages import EngineFinish, ModelInfo, ReplicaStream, TokenSink, TokenSubmission
 from tokenizer_service.engines.one_model import OneModel
+from tokenizer_service.engines.opening import open_session
 from tokenizer_service.engines.prefix_map import Holder
+from tokenizer_service.engines.probes import LinkTrouble, step_age
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.engines.replica_load import ReplicaLoad
 from tokenizer_service.engines.request_table import RequestTable
@@ -79,9 +79,11 @@ class EngineConnection:
     requests: RequestTable = field(init=False)
     _last_complaint: str = ""
     _hang: HangWatch = field(init=False)
+    _trouble: LinkTrouble = field(init=False)
 
     def __post_init__(self) -> None:
         self.requests = RequestTable(self.address, self.limits.max_queued_submits, self._judge, self._note_left)
+        self._trouble = LinkTrouble(self.address)
         self._hang = HangWatch(self.limits.hang_timeout_s, lambda: self.num_live > 0, time.monotonic)
 
     @property
@@ -158,7 +160,7 @@ class EngineConnection:
         """Opens a session and serves it to its end. True if it was usable."""
         call: SessionCall = stub.Session(wait_for_ready=True)
         try:
-            opened = await self._open(call)
+            opened = await open_session(call, self.client_name, self.limits.heartbeat_s, self.limits.open_timeout_s)
             model = model_info(opened)
             if not self._accept(model):
                 return False
@@ -166,18 +168,27 @@ class EngineConnection:
             await self._serve_while_alive(stub, self._serve(call, heartbeat_s), model)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
-            return self._disconnect()
+            was_usable = self._disconnect()
+            if not was_usable:
+                await self._note_trouble(stub, error)
+            return was_usable
         finally:
             self._disconnect()
             call.cancel()
         return True
+
+    async def _note_trouble(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", error: Exception) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._trouble.refused(error)
+        else:
+            await self._trouble.ask(stub)
 
     async def _serve_while_alive(
         self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", session: Coroutine[Any, Any, None], model: ModelInfo
     ) -> None:
         """To the end of the session, or of our patience with an engine that hangs."""
         serving = asyncio.create_task(session)
-        hang = asyncio.create_task(self._hang.wait(partial(_step_age, stub)))
+        hang = asyncio.create_task(self._hang.wait(partial(step_age, stub)))
         watching = asyncio.create_task(self._watch_blocks(stub, model))
         try:
             await asyncio.wait({serving, hang}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,21 +208,9 @@ class EngineConnection:
         if self.blocks is not None:
             await watch_blocks(stub, model, self.blocks, self.address)
 
-    async def _open(self, call: SessionCall) -> engine_pb2.SessionOpened:
-        """Raises TimeoutError when the engine does not answer, AioRpcError when it refuses."""
-        async with asyncio.timeout(self.limits.open_timeout_s):
-            heartbeat = Duration()
-            heartbeat.FromNanoseconds(round(self.limits.heartbeat_s * 1e9))
-            opening = engine_pb2.OpenSession(client_name=self.client_name, tell_load=True, heartbeat=heartbeat)
-            with contextlib.suppress(asyncio.InvalidStateError):  # the read tells why the call has ended
-                await call.write(engine_pb2.SessionRequest(open=opening))
-            answer = await call.read()
-        if not isinstance(answer, engine_pb2.SessionResponse) or not answer.HasField("opened"):
-            raise TimeoutError("the engine ended the session without opening it")
-        return answer.opened
-
     def _accept(self, model: ModelInfo) -> bool:
-        complaint = self.check.complaint(model) or self.one_model.join(self.address, model.weights_fingerprint) or ""
+        self._trouble.over()
+        complaint = self.check.complaint(model) or self.one_model.join(self.address, model) or ""
         if complaint and complaint != self._last_complaint:
             _log.error("engine_mismatch", engine=self.address, reason=complaint)
         self._last_complaint = complaint
@@ -219,6 +218,8 @@ class EngineConnection:
             return False
         self.model = model
         _log.info("engine_connected", engine=self.address, model=model.name, epoch=model.engine_epoch)
+        for difference in self.one_model.differences(self.address):
+            _log.warning("engine_differs", engine=self.address, difference=difference)
         self.on_change()
         return True
 
@@ -278,6 +279,7 @@ class EngineConnection:
     def _disconnect(self, loss: Refusal = LOST) -> bool:
         """Ends every live request with UNAVAILABLE. Returns whether the replica had been usable."""
         was_usable = self.model is not None
+        left_on_purpose = (self.is_draining or self.is_leaving) and not self.requests.live
         if was_usable and not self.is_draining and loss is LOST:
             self.breaker.on_failure()
         self.one_model.leave(self.address)
@@ -285,15 +287,9 @@ class EngineConnection:
         self.is_draining = False
         self.requests.lose_all(loss)
         if was_usable:
-            _log.warning("engine_disconnected", engine=self.address)
+            if left_on_purpose:
+                _log.info("engine_drained", engine=self.address)
+            else:
+                _log.warning("engine_disconnected", engine=self.address)
             self.on_change()
         return was_usable
-
-
-async def _step_age(stub: "engine_pb2_grpc.EngineServiceAsyncStub", timeout_s: float) -> float | None:
-    """Seconds since the engine's last step; None when it does not answer in time or has taken none."""
-    try:
-        load = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=timeout_s)
-    except grpc.aio.AioRpcError:
-        return None
-    return load.last_step_age.ToNanoseconds() / 1e9 if load.HasField("last_step_age") else None

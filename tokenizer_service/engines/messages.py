@@ -4,7 +4,7 @@ Must not know: grpc, protobuf, text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,8 @@ class Choice:
 
 StructuredOutput = JsonSchema | JsonObject | Regex | Grammar | Choice
 
+_WITH_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
@@ -80,6 +82,12 @@ class SamplingOptions:
     def has_logprobs(self) -> bool:
         """Whether any log probabilities were asked for."""
         return self.logprobs is not None or self.prompt_logprobs is not None
+
+    def with_defaults(self, defaults: "SamplingOptions") -> "SamplingOptions":
+        """With a model's own settings where nothing is set: said once, they hold on whichever engine goes on."""
+        unset = [name for name in _WITH_DEFAULTS if getattr(self, name) is None]
+        given = {name: value for name in unset if (value := getattr(defaults, name)) is not None}
+        return replace(self, **given) if given else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ class Router:
         return sum(connection.is_connected for connection in self.connections)
 
     def model(self) -> ModelInfo | None:
-        """The model of any connected replica (all have our tokenizer); None when there is none."""
-        return next((c.model for c in self.connections if c.is_connected), None)
+        """The model that all connected replicas serve, with the shortest of their contexts; None when there is none."""
+        models = (c.model for c in self.connections if c.is_connected and c.model is not None)
+        return min(models, key=lambda model: model.max_model_len, default=None)
 
     def submit(
         self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()

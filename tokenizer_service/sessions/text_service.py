@@ -105,7 +105,9 @@ class TextService:
         tools = tool_use(request.prompt, options.sampling, self.encoder.tool_format)
         constraint = tools.constraint if tools is not None else None
         structure = constraint or options.sampling.structured_output
-        sampling = replace(options.sampling, seed=seed, structured_output=structure)
+        sampling = replace(
+            options.sampling.with_defaults(model.default_sampling), seed=seed, structured_output=structure
+        )
         facts = SessionFacts(
             request_id=request.request_id,
             prompt_tokens=len(token_ids),

@@ -1,6 +1,7 @@
 """Router and connection bookkeeping, mostly without sockets; converting between the wire and plain data."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -255,13 +256,39 @@ async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while
 
 
 async def test_a_draining_replica_does_not_fail() -> None:
+    """Nor is its going a warning, unless it takes requests along."""
     made = connection()
-    made._note_draining()
-    made._disconnect()
-    assert not made.breaker.is_troubled
-    made.model = MODEL
-    made._disconnect()
+    with structlog.testing.capture_logs() as logs:
+        made._note_draining()
+        made._disconnect()
+        assert not made.breaker.is_troubled
+        made.model = MODEL
+        made.submit(submission(3), Sink())
+        made._note_draining()
+        made._disconnect()
+        assert not made.breaker.is_troubled
+        made.model = MODEL
+        made._disconnect()
     assert made.breaker.is_troubled
+    levels = [(log["event"], log["log_level"]) for log in logs if log["event"] != "engine_draining"]
+    assert levels == [("engine_drained", "info"), *[("engine_disconnected", "warning")] * 2]
+
+
+async def test_the_shortest_context_of_the_connected_counts_for_all() -> None:
+    short, long, lost = connection(), connection(replace(MODEL, max_model_len=4000)), connection(None)
+    router = Router((long, lost, short), Policy.LEAST_WORK)
+    assert router.model() == MODEL
+    short.model = None
+    found = router.model()
+    assert found is not None
+    assert found.max_model_len == 4000
+
+
+def test_unset_fields_get_the_models_own_settings_before_any_engine_has_them() -> None:
+    given = SamplingOptions(temperature=0.0, seed=3)
+    theirs = SamplingOptions(temperature=0.6, top_k=20, max_tokens=9, seed=4)
+    assert given.with_defaults(theirs) == SamplingOptions(temperature=0.0, top_k=20, seed=3)
+    assert given.with_defaults(SamplingOptions()) is given
 
 
 @pytest.mark.parametrize(("hang_timeout_s", "heartbeat_s"), [(0.1, 0.1), (0.6, 0.2), (30.0, 10.0), (86_400.0, 10.0)])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenizer_service.engines.hang_watch import HangWatch
+from tokenizer_service.engines.messages import ModelInfo, SamplingOptions
 from tokenizer_service.engines.one_model import OneModel
 
 T = 16.0
@@ -133,14 +134,44 @@ def test_a_pause_of_our_own_process_is_not_held_against_the_engine() -> None:
 
 def test_the_first_engine_decides_until_none_is_left() -> None:
     model = OneModel()
-    assert model.join("a", "w1") is None
-    assert model.join("b", "w1") is None
-    assert model.join("c", "w2") == "its weights are w2, those of a w1"
-    assert model.join("c", "") == "its weights are unknown, those of a w1"
-    assert model.join("a", "w1") is None
+    assert model.join("a", served("w1")) is None
+    assert model.join("b", served("w1")) is None
+    assert model.join("c", served("w2")) == "its weights are w2, those of a w1"
+    assert model.join("c", served("")) == "its weights are unknown, those of a w1"
+    assert model.join("a", served("w1")) is None
     model.leave("a")
     model.leave("c")  # it never joined
-    assert model.join("c", "w2") is not None
+    assert model.join("c", served("w2")) is not None
     model.leave("b")
-    assert model.join("c", "w2") is None
-    assert model.join("a", "w1") == "its weights are w1, those of c w2"
+    assert model.join("c", served("w2")) is None
+    assert model.join("a", served("w1")) == "its weights are w1, those of c w2"
+
+
+def served(weights: str, vocab: int = 100, length: int = 50, **defaults: float) -> ModelInfo:
+    sampling = SamplingOptions(**defaults)  # type: ignore[arg-type]
+    return ModelInfo("m", vocab, length, frozenset({2}), "abc", "e", sampling, weights_fingerprint=weights)
+
+
+def test_engines_with_other_numbers_of_ids_are_refused_with_both() -> None:
+    model = OneModel()
+    assert model.join("a", served("w1")) is None
+    assert model.join("b", served("w1", 1128)) == "its model has 1,128 ids, that of a 100"
+    model.leave("a")
+    assert model.join("b", served("w1", 1128)) is None
+
+
+def test_in_what_engines_may_differ_is_told_with_both_values() -> None:
+    """A rolling change has both beside each other."""
+    model = OneModel()
+    for address, info in (
+        ("a", served("w", length=4096)),
+        ("b", served("w", length=8192)),
+        ("c", served("w", length=4096, temperature=0.6)),
+    ):
+        assert model.join(address, info) is None
+    assert next(model.differences("a")) == "its max_model_len is 4,096, that of b 8,192"
+    model.leave("b")
+    expected = "its default sampling is not that of a: temperature 0.6 here, None there"
+    assert list(model.differences("c")) == [expected]
+    model.leave("a")
+    assert list(model.differences("c")) == []
