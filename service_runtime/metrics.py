@@ -76,10 +76,10 @@ class BoundedLabel:
         return value
 
 
-def show_process(registry: CollectorRegistry, prefix: str, version: str) -> None:
-    """Which program this is, and what its process uses (`process_...`)."""
+def show_process(registry: CollectorRegistry, prefix: str, version: str, **labels: str) -> None:
+    """Which program this is, with more labels, and what its process uses (`process_...`)."""
     build = Info(f"{prefix}_build", "Version of the service and of Python.", registry=registry)
-    build.info({"version": version, "python_version": platform.python_version()})
+    build.info({"version": version, "python_version": platform.python_version(), **labels})
     ProcessCollector(registry=registry)
 
 

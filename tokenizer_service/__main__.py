@@ -5,6 +5,7 @@ Must not know: how a request is served.
 
 import asyncio
 import random
+import time
 from contextlib import AsyncExitStack
 
 import structlog
@@ -27,7 +28,7 @@ from tokenizer_service.text.errors import TextError
 _log = structlog.get_logger()
 
 
-async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys) -> None:
+async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys, began: float) -> None:
     signals = StopSignals()
     signals.install()
     app = TokenizerApp(settings, model, random.SystemRandom(), keys, ask_to_drain=signals.ask)
@@ -39,6 +40,7 @@ async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys)
         stack.push_async_callback(asyncio.to_thread, metrics.close)
         ports = {"grpc_port": app.port, "http_port": app.http_port, "metrics_port": metrics.port}
         _log.info("listening", **ports | ({"operator_port": app.operator_port} if app.operator_port else {}))
+        app.metrics.started(time.monotonic() - began)
         await signals.wait_graceful()
         await _drain(app, signals, settings.drain_timeout if signals.grace_s is None else signals.grace_s)
     _log.info("stopped")
@@ -63,12 +65,13 @@ async def _drain(app: TokenizerApp, signals: StopSignals, timeout_s: float) -> N
 
 def main() -> None:
     """Entry of `tokenwire-tokenizer`. Exit code 0 after a stop signal, 1 for a start that cannot succeed."""
+    began = time.monotonic()
     settings = load_settings(TokenizerSettings, program=PROGRAM, env_prefix=ENV_PREFIX)
     configure_logging(level=settings.log_level, log_format=settings.log_format, service="tokenizer")
     try:
         keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
-        asyncio.run(_serve(settings, model, keys))
+        asyncio.run(_serve(settings, model, keys, began))
     except (BadEngine, BadKeys, BadTenants, BadTls, ModelNotFound, PortInUse) as error:
         fail(PROGRAM, str(error))
     except TextError as error:

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import grpc
@@ -93,7 +94,9 @@ class TokenizerApp:
         self._model = model
         self._dice = dice
         self._ask_to_drain = ask_to_drain
-        self.metrics = TokenizerMetrics(CollectorRegistry())
+        self.metrics = TokenizerMetrics(
+            CollectorRegistry(), model_name=settings.model_name, version=version("tokenwire")
+        )
         self.admission = Admission(settings.max_requests)
         self.quotas = Quotas(asyncio.get_running_loop().time, settings.max_requests)
         self._gate = Gate(table_source(settings.tenants, keys.digests), self.quotas)
@@ -136,7 +139,7 @@ class TokenizerApp:
             failover=self.fleet.failover,
             read_limits=ReadLimits(max_unread_tokens=self._settings.max_unread_tokens),
             new_seed=lambda: self._dice.getrandbits(63),
-            observe_encode=self.metrics.encode_seconds.observe,
+            observe_encode=self.metrics.generations.encode.observe,
         )
 
     def _new_id(self) -> str:
@@ -189,8 +192,7 @@ class TokenizerApp:
             engines_connected=lambda: self.fleet.router.num_connected,
             encode_queue=lambda: self.pool.num_queued,
             prefix_map_blocks=lambda: len(self.fleet.prefixes),
-            engine_tokens=self.fleet.tokens,
-            breakers=self.fleet.breakers,
+            engines=self.fleet.figures,
         )
         self.port = bind(self._server, settings.host, settings.port, self._tls)
         if self._operator_server is not None and settings.operator_port is not None:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from service_runtime.grpc_server import channel_options
 from service_runtime.tls import Dialer, LinkTls
-from tokenizer_service.api.metrics import EngineTokens, TokenizerMetrics
+from tokenizer_service.api.engine_fleet_metrics import EngineFigures
+from tokenizer_service.api.metrics import TokenizerMetrics
 from tokenizer_service.config import TokenizerSettings
 from tokenizer_service.engines.connection import ConnectionLimits, EngineConnection
 from tokenizer_service.engines.matching import ModelCheck, TokenizerIdentity
@@ -79,14 +80,9 @@ class EngineFleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.replicas.close()
 
-    def tokens(self) -> list[EngineTokens]:
-        """What each replica was sent, and how much of it it had cached."""
-        loads = [(replica.address, replica.connection.load) for replica in self.replicas.all()]
-        return [EngineTokens(address, load.prompt_tokens, load.cached_tokens) for address, load in loads]
-
-    def breakers(self) -> list[tuple[str, int]]:
-        """Address and state of each."""
-        return [(each.address, each.breaker.state.value) for each in self.replicas.connections]
+    def figures(self) -> list[EngineFigures]:
+        """Of each replica, those that leave too."""
+        return [_figures(replica.connection) for replica in self.replicas.all()]
 
     def _new_replicas(self) -> Replicas:
         """With the named engines. Raises BadEngine."""
@@ -117,3 +113,15 @@ class EngineFleet:
         limits = FailoverLimits(settings.failover_attempts, settings.failover_wait)
         ids = EngineIds(f"{self._dice.getrandbits(64):x}")
         return Failover(self.router, limits, RetryBudget(budget, clock), ids, self._metrics, self._dice.random)
+
+
+def _figures(engine: EngineConnection) -> EngineFigures:
+    return EngineFigures(
+        engine=engine.address,
+        live_requests=engine.num_live,
+        outstanding_tokens=engine.outstanding_tokens,
+        breaker_state=engine.breaker.state.value,
+        is_connected=int(engine.is_connected),
+        prompt_tokens=engine.load.prompt_tokens,
+        cached_tokens=engine.load.cached_tokens,
+    )

@@ -28,7 +28,7 @@ class StateGauges:
         self._up = gauge("up", "1 while the engine process serves.")
         self._running = gauge("running_requests", "Requests that hold KV blocks, each sample by itself.")
         self._waiting = gauge("waiting_requests", "Requests in the queue, each sample by itself.")
-        self._waiting_tokens = gauge("waiting_tokens", "Their prompt tokens.")
+        self._waiting_tokens = gauge("waiting_tokens", "Prompt tokens of the requests in the queue.")
         self._tenants = _TenantGauges(registry)
         self._blocks = Gauge(
             PREFIX + "kv_blocks",

@@ -80,9 +80,9 @@ class RequestMetrics:
             return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
 
         self._queue = histogram("queue_seconds", "From a request's arrival to its first step.", _SECONDS)
-        self._prefill = histogram("prefill_seconds", "From its first step to its first token.", _SECONDS)
-        self._decode = histogram("decode_seconds", "From its first token to its last.", _SECONDS)
-        self._inference = histogram("inference_seconds", "From its first step to its last token.", _SECONDS)
+        self._prefill = histogram("prefill_seconds", "From a request's first step to its first token.", _SECONDS)
+        self._decode = histogram("decode_seconds", "From a request's first token to its last.", _SECONDS)
+        self._inference = histogram("inference_seconds", "From a request's first step to its last token.", _SECONDS)
         tokens, samples = powers_of_two(131_072), powers_of_two(128)
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
         self._generated = histogram("request_generated_tokens", "Tokens generated for a sample.", tokens)

@@ -14,11 +14,13 @@ import structlog
 
 from service_runtime.wire import Malformed
 from tokenizer_service.api.errors import abort
+from tokenizer_service.api.generation_metrics import EndedGeneration, rejection
 from tokenizer_service.api.metrics import TokenizerMetrics
-from tokenizer_service.engines.messages import Usage
+from tokenizer_service.engines.messages import SamplingOptions, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.events import Completed
+from tokenizer_service.sessions.request import GenerationOptions
 from tokenizer_service.tenants.gate import Gate
 from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
@@ -52,26 +54,33 @@ class Call:
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)  # by sample
     end: Completed | None = None
+    options: GenerationOptions | None = None
+    trace_id: str = ""
 
     def on_tokens(self, num_tokens: int, index: int) -> None:
         now = self.clock()
         last = self.last_token_at.get(index)
         if last is not None:
-            self.metrics.observe_inter_token((now - last) / num_tokens)
+            self.metrics.generations.observe_inter_token((now - last) / num_tokens)
         elif self.first_token_at is None:
             self.first_token_at = now
-            self.metrics.time_to_first_token.observe(now - self.started)
+            self.metrics.generations.observe_first_token(now - self.started, self.trace_id)
         self.last_token_at[index] = now
         self.tokens += num_tokens
 
     def on_completed(self, end: Completed) -> None:
         """A sample has ended. `end` then has the usage of all that have: the prompt once, completions summed."""
+        self.metrics.generations.count_finished(end)
         if self.end is not None:
             before, new = self.end.usage, end.usage
             tokens = before.completion_tokens + new.completion_tokens
             cached = max(before.cached_tokens, new.cached_tokens)
             end = replace(end, usage=Usage(new.prompt_tokens, tokens, cached))
         self.end = end
+
+    def on_taken(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.metrics.generations.validation.observe(self.clock() - self.started)
 
     def on_stop_string(self) -> None:
         self.metrics.stop_string_cancels.inc()
@@ -87,6 +96,23 @@ class Call:
         if self.prompt_tokens is None or not self.completion_tokens:
             return None
         return Usage(self.prompt_tokens, self.completion_tokens, self.end.usage.cached_tokens if self.end else 0)
+
+    def ended(self, code: str) -> EndedGeneration | None:
+        """What metrics need of a generation that an engine has taken."""
+        if self.prompt_tokens is None:
+            return None
+        sampling = SamplingOptions() if self.options is None else self.options.sampling
+        return EndedGeneration(
+            seconds=self.clock() - self.started,
+            first_token_s=None if self.first_token_at is None else self.first_token_at - self.started,
+            last_token_s=max(self.last_token_at.values()) - self.started if self.last_token_at else None,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.completion_tokens,
+            max_tokens=sampling.max_tokens,
+            samples=sampling.num_samples,
+            is_good=code == "OK",
+            trace_id=self.trace_id,
+        )
 
     def fields(self) -> dict[str, Any]:
         """What the log line says: counts and times, never text."""
@@ -126,6 +152,7 @@ class CallRunner:
         call = self._new_call(method, context)
         tenant = self.gate.identify(authorization(context), certificate_names(context))
         if isinstance(tenant, Refusal):
+            self._count_rejected(call, tenant)
             self.record(call, tenant.code.name)
             await abort(context, tenant)
         call.tenant = tenant
@@ -144,7 +171,7 @@ class CallRunner:
         code = RefusalCode.CANCELLED.name
         try:
             outcome = await self._within_quota(call, request, body)
-            self._count_breach(call.tenant, outcome)
+            self._count_rejected(call, outcome)
             code = outcome.code.name if isinstance(outcome, Refusal) else "OK"
         except asyncio.CancelledError:
             if call.deadline is not None and call.clock() >= call.deadline - _DEADLINE_TOLERANCE_S:
@@ -161,13 +188,18 @@ class CallRunner:
         with self.gate.quotas.place_to_read(call.tenant) as refusal, ExitStack() as stack:
             refusal = refusal or stack.enter_context(self.admission.place())
             if refusal is not None:
-                self._count_breach(call.tenant, refusal)
+                self._count_rejected(call, refusal)
                 self.record(call, refusal.code.name)
             yield refusal
 
-    def _count_breach(self, tenant: Tenant, outcome: object) -> None:
-        if isinstance(outcome, Refusal) and outcome.quota is not None:
-            self.metrics.tenants.refused(tenant.name, outcome.quota.limit)
+    def _count_rejected(self, call: Call, outcome: object) -> None:
+        if not isinstance(outcome, Refusal):
+            return
+        if outcome.quota is not None:
+            self.metrics.tenants.refused(call.tenant.name, outcome.quota.limit)
+        reason = rejection(outcome, was_taken=call.prompt_tokens is not None)
+        if reason is not None and not call.completion_tokens:
+            self.metrics.generations.count_rejected(reason)
 
     def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
         clock = asyncio.get_running_loop().time
@@ -221,10 +253,8 @@ class CallRunner:
     def record(self, call: Call, code: str) -> None:
         """Counts and logs how a call ended."""
         self.metrics.requests.labels(method=call.method, code=code).inc()
-        if call.prompt_tokens is not None:
-            self.metrics.request_seconds.observe(call.clock() - call.started)
-            self.metrics.prompt_tokens.inc(call.prompt_tokens)
-            self.metrics.generated_tokens.inc(call.completion_tokens)
+        if (ended := call.ended(code)) is not None:
+            self.metrics.generations.observe_end(ended)
         if call.tenant.name:
             self.metrics.tenants.ended(call.tenant.name, code, call.prompt_tokens or 0, call.completion_tokens)
         _log.info("request_end", method=call.method, code=code, request_id=call.request_id, **call.fields())

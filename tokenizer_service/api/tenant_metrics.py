@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service_runtime.metrics import BoundedLabel
 from tokenizer_service.tenants.quota import Quota
 
 MAX_NAMES = 1000
-OTHER = "other"
 _PREFIX = "tokenwire_tokenizer_tenant"
 Quotas = Callable[[], Iterable[tuple[str, Quota]]]
 
@@ -22,18 +22,24 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._names: set[str] = set()
+        self._label = BoundedLabel(MAX_NAMES).of
         self._requests = Counter(
-            f"{_PREFIX}_requests", "Requests ended, by gRPC status code.", ["tenant", "code"], registry=registry
+            f"{_PREFIX}_requests",
+            "Requests of a tenant that ended, by gRPC status code.",
+            ["tenant", "code"],
+            registry=registry,
         )
         self._refusals = Counter(
             f"{_PREFIX}_refusals",
-            "Requests that one of its limits refused.",
+            "Requests that a limit of their tenant refused, by which.",
             ["tenant", "limit"],
             registry=registry,
         )
         self._tokens = Counter(
-            f"{_PREFIX}_tokens", "Tokens of prompts and generated ones.", ["tenant", "kind"], registry=registry
+            f"{_PREFIX}_tokens",
+            "Tokens of a tenant: of prompts, and generated ones.",
+            ["tenant", "kind"],
+            registry=registry,
         )
 
     def ended(self, tenant: str, code: str, prompt_tokens: int, generated_tokens: int) -> None:
@@ -49,12 +55,6 @@ class TenantMetrics:
         """Reads what is used now from its owner whenever it is asked for."""
         self._registry.register(_Use(quotas, self._label))
 
-    def _label(self, tenant: str) -> str:
-        if tenant not in self._names and len(self._names) >= MAX_NAMES:
-            return OTHER
-        self._names.add(tenant)
-        return tenant
-
 
 class _Use(Collector):
     def __init__(self, quotas: Quotas, label: Callable[[str], str]) -> None:
@@ -68,8 +68,8 @@ class _Use(Collector):
             name = self._label(tenant)
             active[name] = active.get(name, 0) + quota.active
             tokens[name] = tokens.get(name, 0) + quota.tokens_in_flight
-        yield _gauge("active_requests", "Requests being served.", active)
-        yield _gauge("tokens_in_flight", "Tokens of their prompts and of max_tokens.", tokens)
+        yield _gauge("active_requests", "Requests of a tenant being served.", active)
+        yield _gauge("tokens_in_flight", "Tokens of the prompts and of max_tokens of a tenant's requests.", tokens)
 
 
 def _gauge(name: str, text: str, values: dict[str, int]) -> GaugeMetricFamily:

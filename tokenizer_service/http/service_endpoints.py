@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -59,8 +60,9 @@ class ServiceEndpoints:
             return _json({"status": "ready"})
         return error_response(HttpError(503, _NOT_READY, code="not_ready", headers={"retry-after": "1"}))
 
-    async def metrics(self, _request: Request) -> Response:
-        return Response(generate_latest(self.registry), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+    async def metrics(self, request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self.registry), media_type=None, headers={"content-type": content_type})
 
     async def index(self, _request: Request) -> Response:
         return Response(self.page.html, headers=self.page.headers)

@@ -12,7 +12,7 @@ from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.routing.router import no_engine
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.live import LiveSessions
-from tokenizer_service.sessions.request import RequestDraft, TextRequest
+from tokenizer_service.sessions.request import GenerationOptions, RequestDraft, TextRequest
 from tokenizer_service.sessions.session import SessionObserver, TextSession
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.sessions.validation import RequestRules, check_model, validate_request
@@ -29,7 +29,11 @@ class Caller(SessionObserver, Protocol):
     tenant: Tenant
     deadline: float | None
     request_id: str
+    options: GenerationOptions | None
     prompt_tokens: int | None
+
+    def on_taken(self, prompt_tokens: int) -> None:
+        """An engine has it: from now on `prompt_tokens` are known."""
 
     @property
     def completion_tokens(self) -> int:
@@ -59,7 +63,7 @@ class Intake:
         if isinstance(request, Refusal):
             yield request
             return
-        caller.request_id = request.request_id
+        caller.request_id, caller.options = request.request_id, request.options
         refusal = self.admission.claim_id(request.tenant, request.request_id)
         if refusal is not None:
             yield refusal
@@ -70,7 +74,7 @@ class Intake:
             if isinstance(session, Refusal):
                 yield session
                 return
-            caller.prompt_tokens = session.prompt_tokens
+            caller.on_taken(session.prompt_tokens)
             with self.sessions.keep(session):
                 yield session
         finally:
