@@ -14,6 +14,7 @@ from engine_service.worker.attention import BlockCopies
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.row_draw import RowDraw
+from engine_service.worker.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,14 @@ class LoadedModel(Protocol):
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one KV block over all layers. ValueError for a block size that cannot be."""
+        ...
+
+    def reserved_bytes(self, block_size: int) -> int:
+        """Bytes that steps need beside the pool and that are not taken yet; 0 where that is not measured."""
+        ...
+
+    def transfer(self) -> Transfer:
+        """What brings a step's numbers to the device and its tokens back."""
         ...
 
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:

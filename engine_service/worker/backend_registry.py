@@ -24,11 +24,17 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
+def _cuda() -> Backend:
+    from engine_service.worker.cuda.backend import CudaBackend
+
+    return CudaBackend()
+
+
 # Made when chosen: importing what a backend needs takes seconds.
-BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType({"torch": _torch, "cpu": _cpu})
+BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType({"torch": _torch, "cpu": _cpu, "cuda": _cuda})
 # The one that can compute a share of a model.
 _SPLITS = "torch"
-_PREFERRED: Mapping[Device, str] = MappingProxyType({Device.CPU: "cpu", Device.CUDA: "torch"})
+_PREFERRED: Mapping[Device, str] = MappingProxyType({Device.CPU: "cpu", Device.CUDA: "cuda"})
 
 
 def resolve_backend(name: str, device: Device, tensor_parallel_size: int = 1) -> Backend:

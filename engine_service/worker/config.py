@@ -30,6 +30,16 @@ class Device(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """Of the cuda backend alone. `graph_requests`: decode steps of so many requests at most are recorded as graphs, 0:
+    none. `batch_invariant`: decodes always have the same number of rows, and keys are never split.
+    """
+
+    graph_requests: int = 512
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What was asked for. `None` leaves the choice to the worker; sizes of memory are in bytes.
 
@@ -53,6 +63,7 @@ class WorkerConfig:
     threads: int = 0
     weight_format: WeightFormat = WeightFormat.PLAIN
     tensor_parallel_size: int = 1
+    cuda: CudaOptions = CudaOptions()
 
     def __post_init__(self) -> None:
         """Raise ValueError with field and number for a setting out of range."""

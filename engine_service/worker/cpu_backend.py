@@ -35,6 +35,7 @@ from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupporte
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.plain_config import read_plain_config
+from engine_service.worker.transfer import DirectTransfer, Transfer
 from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +132,12 @@ class FusedModel:
     def block_bytes(self, block_size: int) -> int:
         PoolSize(1, block_size)
         return kv_bytes_per_block(self.shape, block_size, self.facts.dtype)
+
+    def reserved_bytes(self, block_size: int) -> int:
+        return 0
+
+    def transfer(self) -> Transfer:
+        return DirectTransfer(self.device)
 
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
         model = self._pack(PoolSize(num_blocks, block_size), max_model_len, self.weight_format)

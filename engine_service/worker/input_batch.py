@@ -21,6 +21,7 @@ from engine_service.worker.philox import uniforms
 from engine_service.worker.row_rules import RowRules, make_row_rules
 from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows
 from engine_service.worker.scored_pieces import ScoredPiece, ScoredPrompt
+from engine_service.worker.transfer import DirectTransfer, Upload
 
 IntArray = npt.NDArray[np.int64]
 
@@ -57,11 +58,19 @@ class StepInput:
 class InputBatch:
     """The state of all running requests; `take` moves it by one plan."""
 
-    def __init__(self, limits: BatchLimits, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        limits: BatchLimits,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+        upload: Upload | None = None,
+    ) -> None:
+        """`upload` brings a step's arrays to the device; None: as plain copies."""
         rows = limits.max_num_requests
         self._limits = limits
         self._eos = frozenset(eos_token_ids)
         self._device = device
+        self._to_device = upload or DirectTransfer(device).upload
         self._row_of: dict[int, int] = {}
         self._free_rows = list(range(rows - 1, -1, -1))
         # One place more than a request may compute: the last sampled token is stored but never fed.
@@ -128,8 +137,8 @@ class InputBatch:
         row = self._free_rows.pop()
         self._row_of[request.request_id] = row
         begin = row * self._row_length
-        ids = torch.tensor(request.token_ids, dtype=torch.int32)
-        self._tokens[begin : begin + len(request.token_ids)] = ids.to(self._device)
+        ids = np.array(request.token_ids, dtype=np.int32)
+        self._tokens[begin : begin + len(ids)] = self._to_device(ids)
         self._num_blocks[row] = 0
         self._append_blocks(row, request.block_ids)
         self._set_sampling(row, request)
@@ -257,6 +266,3 @@ class InputBatch:
             return None
         wanted = np.array([self._num_logprobs.get(row, -1) for row in rows.tolist()], dtype=np.int64)
         return wanted if (wanted >= 0).any() else None
-
-    def _to_device(self, array: npt.NDArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)

@@ -15,6 +15,7 @@ import torch
 
 from engine_service.worker.row_rules import ANY_TOKEN, BadWords
 from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows, TokenMasks
+from engine_service.worker.transfer import DirectTransfer, Upload
 
 _NO_TOKEN = -2  # before the first token of the completion; equals no token and not ANY_TOKEN
 _MINUS_INFINITY = float("-inf")
@@ -25,8 +26,10 @@ class LogitEditor:
     """Its only memory are counts, one for each token of as many rows as are edited at once, made when first used,
     and what is added to eight logits for each byte of a mask, [256, 8]."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, upload: Upload | None = None) -> None:
+        """`upload` brings arrays to the device; None: as plain copies."""
         self._vocab_size = vocab_size
+        self._upload = upload or DirectTransfer(device).upload
         self._device = device
         self._counts = torch.zeros(0, device=device)
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
@@ -49,11 +52,11 @@ class LogitEditor:
         here, numbers = _find(places, masks.places)
         if len(here) == 0:
             return
-        words = masks.bits[torch.from_numpy(here)].to(self._device)
+        words = self._upload(masks.bits.numpy()[here])
         # Adding what a table has for each byte takes a twentieth of the time of shifting bits and filling.
         octets = words.view(torch.uint8).flatten().int()
         offsets = self._offsets_of_byte.index_select(0, octets).view(len(here), -1)[:, : self._vocab_size]
-        logits.index_add_(0, torch.from_numpy(numbers).to(self._device), offsets)
+        logits.index_add_(0, self._upload(numbers), offsets)
 
     def _exclude(self, logits: torch.Tensor, ruled: list[tuple[int, RuledRow]], tokens: torch.Tensor) -> None:
         for number, row in ruled:
@@ -69,7 +72,7 @@ class LogitEditor:
             return
         masked = () if masks is None else np.intersect1d(suppressed[0][here], masks.places)
         kept = [(number, logits[number].clone()) for number in np.searchsorted(places, masked).tolist()]
-        pairs = torch.from_numpy(np.stack([numbers, suppressed[1][here]])).to(self._device)
+        pairs = self._upload(np.stack([numbers, suppressed[1][here]]))
         logits[pairs[0], pairs[1]] = _MINUS_INFINITY
         for number, before in kept:
             is_empty = logits[number].max() == _MINUS_INFINITY
@@ -109,11 +112,11 @@ class LogitEditor:
         owners = np.repeat(np.arange(len(chosen)), lengths)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         bases = np.array([number for number, _ in chosen], dtype=np.int64) * self._vocab_size
-        index = torch.from_numpy(begins[owners] + within).to(self._device)
-        return tokens.index_select(0, index).long() + torch.from_numpy(bases[owners]).to(self._device), owners
+        index = self._upload(begins[owners] + within)
+        return tokens.index_select(0, index).long() + self._upload(bases[owners]), owners
 
     def _spread(self, values: Sequence[float], owners: IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.float32)[owners]).to(self._device)
+        return self._upload(np.array(values, dtype=np.float32)[owners])
 
     def _count(self, size: int, seen: torch.Tensor) -> torch.Tensor:
         """How often each of `seen` is in it, float32; the counts are zero before and after."""

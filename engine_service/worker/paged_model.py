@@ -7,12 +7,12 @@ travels through the model's keyword arguments down to the attention function: th
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 from transformers import AttentionInterface
 
-from engine_service.worker.attention import AttentionBackend, BatchLayout, LayerShape
+from engine_service.worker.attention import AttentionBackend, LayerShape, StepT
 from engine_service.worker.checkpoint import UnsupportedModelError
 
 ATTENTION_NAME = "tokenwire_paged"
@@ -42,12 +42,12 @@ class AttentionContext(Protocol):
         ...
 
 
-class StepContext:
-    """The context of a real step: KV into the pool, then attention over the pool."""
+class StepContext(Generic[StepT]):
+    """The context of a real step, which the backend has prepared: KV into the pool, then attention over the pool."""
 
-    def __init__(self, backend: AttentionBackend, layout: BatchLayout) -> None:
+    def __init__(self, backend: AttentionBackend[StepT], step: StepT) -> None:
         self._backend = backend
-        self._step = backend.prepare(layout)
+        self._step = step
 
     def attention(self, call: AttentionCall) -> torch.Tensor:
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (call.query, call.key, call.value))

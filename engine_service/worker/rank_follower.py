@@ -56,7 +56,7 @@ def follow(connection: Connection, on_ready: Callable[[], None]) -> None:
     pool = connection.recv()
     assert isinstance(pool, RankPool)
     runner = loaded.build(pool.block_size, pool.num_blocks, pool.max_model_len)
-    follower = Follower(runner, build_batch(config, loaded, pool), group)
+    follower = Follower(runner, build_batch(config, loaded, pool, loaded.transfer().upload), group)
     on_ready()
     while (plan := _next_plan(connection)) is not None:
         follower.execute(plan)

@@ -22,7 +22,9 @@ from engine_service.worker.logit_editor import LogitEditor
 from engine_service.worker.logits import Peaks, find_peaks, peaks_at
 from engine_service.worker.nucleus import keep_nucleus
 from engine_service.worker.row_draw import RowDraw
+from engine_service.worker.sampled import Sampled
 from engine_service.worker.sampling_rows import SamplingRows
+from engine_service.worker.transfer import DirectTransfer, Upload
 
 Marks = npt.NDArray[np.bool_]
 
@@ -31,16 +33,6 @@ _GROUP = 256  # weights are summed in groups, and only the winning group is cumu
 _NO_WEIGHT_BELOW = -87.0  # exp of less is no normal float32
 _BELOW_ONE = 1.0 - 2.0**-50
 _SHORT_LISTS = ((40, 64), (200, 256), (900, 1024))  # (largest top_k, candidates for it)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Token ids int64 [R] and, per row, whether the model's logits were sound, and whether some token was left to
-    choose (None: in every row). A row that is not has token 0."""
-
-    token_ids: torch.Tensor
-    sound: torch.Tensor
-    has_choice: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +49,20 @@ class _Settings:
 class Sampler:
     """Holds only a workspace of float32 weights [_SLICE_ROWS, vocabulary rounded up], and that of its editor."""
 
-    def __init__(self, vocab_size: int, device: torch.device, row_draw: RowDraw | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        row_draw: RowDraw | None = None,
+        upload: Upload | None = None,
+    ) -> None:
+        """`upload` brings settings to the device; None: as plain copies."""
         self._row_draw = row_draw
         self._vocab_size = vocab_size
-        self._device = device
+        self._upload = upload or DirectTransfer(device).upload
         padded = -(-vocab_size // _GROUP) * _GROUP
         self._workspace = torch.zeros(_SLICE_ROWS, padded, dtype=torch.float32, device=device)
-        self._editor = LogitEditor(vocab_size, device)
+        self._editor = LogitEditor(vocab_size, device, self._upload)
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows, best: torch.Tensor | None = None) -> Sampled:
         """One token for each row of the model's logits [R, vocabulary], which stay as they are.
@@ -78,7 +77,7 @@ class Sampler:
         token_ids = self._choose(logits, peaks, rows, ~copied)
         has_choice = token_ids >= 0
         for index in _slices(copied):
-            place = torch.from_numpy(index).to(self._device)
+            place = self._upload(index)
             chosen, is_left = self._choose_edited(logits.index_select(0, place).float(), index, rows)
             token_ids = token_ids.index_copy(0, place, chosen)
             has_choice.index_copy_(0, place, is_left)
@@ -111,7 +110,7 @@ class Sampler:
             ranked = drawn_rows & (rows.top_k > 0) & (rows.top_k < self._vocab_size)
             for chosen, draw in ((drawn_rows & ~ranked, self._draw_by_weight), (ranked, self._draw_by_rank)):
                 for index in _slices(chosen):
-                    place = torch.from_numpy(index).to(self._device)
+                    place = self._upload(index)
                     drawn = draw(_rows_of(logits, index, place), peaks.values[place], rows, index)
                     token_ids = token_ids.index_copy(0, place, drawn)
         return token_ids
@@ -122,7 +121,7 @@ class Sampler:
         """Rows without top_k: no order of all tokens is needed."""
         settings = self._settings(rows, index)
         weights = self._weights(logits, largest, settings.temperature, are_edited=rows.are_edited)
-        nucleus = torch.from_numpy(np.flatnonzero(rows.top_p[index] < 1.0)).to(self._device)
+        nucleus = self._upload(np.flatnonzero(rows.top_p[index] < 1.0))
         if len(nucleus) and not bool(torch.isfinite(largest).all()):
             weights.nan_to_num_(nan=0.0)  # an unsound row, or one without a choice, must not break its neighbours
         if len(nucleus) == len(index):
@@ -152,7 +151,7 @@ class Sampler:
 
     def _settings(self, rows: SamplingRows, index: npt.NDArray[np.int64]) -> _Settings:
         def column(values: npt.NDArray) -> torch.Tensor:
-            return torch.from_numpy(values[index]).to(self._device).unsqueeze(1)
+            return self._upload(values[index]).unsqueeze(1)
 
         return _Settings(
             temperature=column(rows.temperature),

@@ -15,6 +15,7 @@ from engine_service.worker.input_batch import StepInput
 from engine_service.worker.model_loader import TransformersModel, load_model
 from engine_service.worker.paged_model import PagedModel, StepContext
 from engine_service.worker.torch_attention import TorchAttentionKind
+from engine_service.worker.transfer import DirectTransfer, Transfer
 
 
 class TorchBackend:
@@ -25,7 +26,7 @@ class TorchBackend:
     def load(self, config: WorkerConfig) -> LoadedModel:
         config.require_plain_weights("the torch backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads, config.tensor_parallel_size))
-        device = _torch_device(config.device)
+        device = torch_device(config.device)
         model = load_model(config.model_folder, config.dtype, device, config.max_model_len, config.tensor_parallel_size)
         return GenericModel("torch", model, TorchAttentionKind(), device)
 
@@ -57,6 +58,12 @@ class GenericModel:
         self.attention.check(geometry)
         return self.attention.block_bytes(geometry)
 
+    def reserved_bytes(self, block_size: int) -> int:
+        return 0
+
+    def transfer(self) -> Transfer:
+        return DirectTransfer(self.device)
+
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
         attention = self.attention.build(self._geometry(block_size), num_blocks)
         return GenericRunner(self.model.paged, attention)
@@ -73,7 +80,7 @@ class GenericRunner:
         self._attention = attention
 
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
-        context = StepContext(self._attention, step.layout)
+        context = StepContext(self._attention, self._attention.prepare(step.layout))
         return StepLogits(self._model.forward(step.input_ids, step.positions, step.sample_rows, context), None)
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
@@ -83,7 +90,8 @@ class GenericRunner:
         """Memory goes when the runner does."""
 
 
-def _torch_device(device: Device) -> torch.device:
+def torch_device(device: Device) -> torch.device:
+    """ValueError, in words, for a device that this machine or this torch does not have."""
     if device is Device.CUDA and not torch.cuda.is_available():
         raise ValueError("device is cuda, but this torch finds no CUDA device")
     return torch.device(device.value)

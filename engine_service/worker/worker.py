@@ -22,9 +22,11 @@ from engine_service.worker.logprobs import LogprobRows, logprob_rows
 from engine_service.worker.memory import free_memory
 from engine_service.worker.pool_size import size_pool
 from engine_service.worker.ranks import NoOtherRanks, OtherRanks, RankPool
-from engine_service.worker.sampler import Sampled, Sampler
+from engine_service.worker.sampled import Sampled
+from engine_service.worker.sampler import Sampler
 from engine_service.worker.sampling_rows import TokenMasks
 from engine_service.worker.scored_pieces import ScoredPiece, cut
+from engine_service.worker.transfer import Fetched, SampledLists, Transfer, Upload
 
 MAX_PLANS_IN_FLIGHT = 2
 _NOT_FINITE = "the model's logits were not finite"
@@ -56,7 +58,7 @@ class _Launched:
 
     step: int
     request_ids: tuple[int, ...] = ()
-    sampled: Sampled | None = None
+    sampled: Fetched | None = None
     with_logprobs: tuple[int, ...] = ()
     logprobs: LogprobRows | None = None
     scored: tuple[_Scored, ...] = ()
@@ -78,6 +80,7 @@ class Worker:
         sampler: Sampler,
         grammars: RowGrammars,
         ranks: OtherRanks,
+        transfer: Transfer,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -85,6 +88,7 @@ class Worker:
         self._sampler = sampler
         self._grammars = grammars
         self._ranks = ranks
+        self._transfer = transfer
         self._launched: deque[_Launched] = deque()
 
     def submit(self, plan: Plan) -> None:
@@ -103,8 +107,9 @@ class Worker:
         failures = {part.request_id: _NOT_FINITE for part in launched.scored if not bool(part.sound.all())}
         tokens: list[tuple[int, int]] = []
         if launched.sampled is not None:
-            failures |= _failures(launched.request_ids, launched.sampled)
-            tokens = list(zip(launched.request_ids, launched.sampled.token_ids.tolist(), strict=True))
+            sampled = launched.sampled()
+            failures |= _failures(launched.request_ids, sampled)
+            tokens = list(zip(launched.request_ids, sampled.token_ids, strict=True))
         failures |= launched.off_grammar
         clients = launched.off_grammar.keys()
         return Result(
@@ -130,6 +135,7 @@ class Worker:
 
     def _execute(self, plan: Plan) -> None:
         self._ranks.start(plan)
+        self._transfer.begin_step()
         self._batch.take(plan)
         self._grammars.take(plan)
         if plan.copies:
@@ -175,13 +181,14 @@ class Worker:
         if ruled:
             self._grammars.sampled(ruled, sampled.token_ids.tolist)
         off_grammar = self._grammars.failures(step.request_ids)
+        fetched = self._transfer.fetch(sampled)
         if wanted is None:
-            return _Launched(number, step.request_ids, sampled, scored=scored, off_grammar=off_grammar)
+            return _Launched(number, step.request_ids, fetched, scored=scored, off_grammar=off_grammar)
         assert output.logits is not None
         index = np.flatnonzero(wanted >= 0)
-        rows = torch.from_numpy(index).to(output.logits.device)
+        rows = self._transfer.upload(index)
         logprobs = logprob_rows(output.logits, rows, sampled.token_ids[rows], wanted[index])
-        return _Launched(number, step.request_ids, sampled, tuple(index.tolist()), logprobs, scored, off_grammar)
+        return _Launched(number, step.request_ids, fetched, tuple(index.tolist()), logprobs, scored, off_grammar)
 
     def _masked(self, step: StepInput, ruled: list[tuple[int, int]]) -> StepInput:
         """The step with the masks of the rows that have a grammar."""
@@ -196,10 +203,10 @@ class Worker:
         return self._sampler.sample(output.logits, step.sampling, output.best)
 
 
-def _failures(request_ids: tuple[int, ...], sampled: Sampled) -> dict[int, str]:
+def _failures(request_ids: tuple[int, ...], sampled: SampledLists) -> dict[int, str]:
     """The requests that got no token, and why. A message stands for its reason: it is compared by identity."""
-    sound = sampled.sound.tolist()
-    has_choice = sound if sampled.has_choice is None else sampled.has_choice.tolist()
+    sound = sampled.sound
+    has_choice = sound if sampled.has_choice is None else sampled.has_choice
     return {
         request_id: _NOTHING_LEFT if is_sound else _NOT_FINITE
         for request_id, is_sound, is_left in zip(request_ids, sound, has_choice, strict=True)
@@ -229,11 +236,11 @@ def build_worker(config: WorkerConfig, ranks: OtherRanks | None = None) -> Worke
         raise reason from error
 
 
-def build_batch(config: WorkerConfig, loaded: LoadedModel, pool: RankPool) -> InputBatch:
+def build_batch(config: WorkerConfig, loaded: LoadedModel, pool: RankPool, upload: Upload) -> InputBatch:
     """The state of the requests, as every rank keeps it."""
     facts = loaded.facts
     limits = BatchLimits(config.max_num_requests, pool.max_model_len, pool.block_size, facts.vocab_size)
-    return InputBatch(limits, facts.eos_token_ids, loaded.device)
+    return InputBatch(limits, facts.eos_token_ids, loaded.device, upload)
 
 
 def _build(config: WorkerConfig, ranks: OtherRanks) -> Worker:
@@ -241,7 +248,7 @@ def _build(config: WorkerConfig, ranks: OtherRanks) -> Worker:
     facts = loaded.facts
     block_size = config.block_size or loaded.default_block_size
     block_bytes = loaded.block_bytes(block_size)
-    size = size_pool(config, facts.max_model_len, block_size, block_bytes, _free_per_rank(config, ranks))
+    size = size_pool(config, facts.max_model_len, block_size, block_bytes, _free_for_pool(config, loaded, ranks))
     info = WorkerInfo(
         vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
@@ -256,14 +263,18 @@ def _build(config: WorkerConfig, ranks: OtherRanks) -> Worker:
     )
     pool = RankPool(block_size, size.num_blocks, size.max_model_len)
     ranks.allocate(pool)
-    batch = build_batch(config, loaded, pool)
+    transfer = loaded.transfer()
+    batch = build_batch(config, loaded, pool, transfer.upload)
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
-    sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw)
+    sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw, transfer.upload)
     grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
-    return Worker(info, runner, batch, sampler, grammars, ranks)
+    return Worker(info, runner, batch, sampler, grammars, ranks, transfer)
 
 
-def _free_per_rank(config: WorkerConfig, ranks: OtherRanks) -> int:
-    """Bytes: ranks on CPUs share the host's memory, each GPU has its own."""
+def _free_for_pool(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks) -> int:
+    """Bytes a rank has beside what its steps need: ranks on CPUs share the host's memory, each GPU has its own."""
+    is_wanted = config.num_blocks is None and config.kv_cache_memory is None
+    reserved = loaded.reserved_bytes(config.block_size or loaded.default_block_size) if is_wanted else 0
     free = ranks.smallest(free_memory(config.device))
-    return free // config.tensor_parallel_size if config.device is Device.CPU else free
+    own = free // config.tensor_parallel_size if config.device is Device.CPU else free
+    return max(0, own - reserved)

@@ -12,7 +12,8 @@ from engine_service.core.sampling import SamplingParams
 from engine_service.worker.kernels.library import ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.philox import uniforms
-from engine_service.worker.sampler import Sampled, Sampler
+from engine_service.worker.sampled import Sampled
+from engine_service.worker.sampler import Sampler
 from engine_service.worker.sampling_rows import SamplingRows, TokenMasks
 from tests.fixtures.reference_sampling import sample_one
 

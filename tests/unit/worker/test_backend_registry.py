@@ -17,7 +17,7 @@ def test_every_backend_runs_somewhere(name: str) -> None:
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'flash9' is not known; choose one of: auto, cpu, torch"):
+    with pytest.raises(ValueError, match="'flash9' is not known; choose one of: auto, cpu, cuda, torch"):
         resolve_backend("flash9", Device.CPU)
 
 

@@ -13,7 +13,8 @@ from engine_service.core.sampling import SamplingParams
 from engine_service.worker.logit_editor import LogitEditor
 from engine_service.worker.philox import uniforms
 from engine_service.worker.row_rules import make_row_rules
-from engine_service.worker.sampler import Sampled, Sampler
+from engine_service.worker.sampled import Sampled
+from engine_service.worker.sampler import Sampler
 from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows, TokenMasks
 from tests.fixtures.reference_sampling import edit_logits, sample_one
 
