@@ -1,7 +1,7 @@
 """Which padded sizes get a graph, and which one a step takes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.worker.cuda.graph_sizes import fitting_size, graph_sizes
@@ -27,6 +27,7 @@ def test_one_size_for_all_where_rows_must_not_change_the_rounding() -> None:
     assert graph_sizes(256, 512, only_largest=True) == (256,)
 
 
+@settings(deadline=None)
 @given(requests=st.integers(1, 3000), largest=st.integers(0, 3000))
 def test_every_step_within_the_bounds_has_a_graph_with_little_padding(requests: int, largest: int) -> None:
     sizes = graph_sizes(requests, largest)

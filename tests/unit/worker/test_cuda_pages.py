@@ -1,12 +1,13 @@
 """Blocks as pages: every slot of a block is found at its place of a page, whatever the two sizes."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.worker.cuda.pages import PageRule, Pages
 
 
+@settings(deadline=None)
 @given(per_block=st.integers(1, 6), page_size=st.integers(1, 5), data=st.data())
 def test_a_token_is_found_through_both_tables(per_block: int, page_size: int, data: st.DataObject) -> None:
     pages = Pages(per_block * page_size, page_size)
@@ -22,6 +23,7 @@ def test_a_token_is_found_through_both_tables(per_block: int, page_size: int, da
     assert torch.equal(by_block, by_page)
 
 
+@settings(deadline=None)
 @given(multiple=st.integers(1, 64), largest=st.none() | st.integers(1, 300), block_size=st.integers(1, 600))
 def test_the_largest_page_that_fits(multiple: int, largest: int | None, block_size: int) -> None:
     fitting = [
