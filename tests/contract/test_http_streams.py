@@ -114,9 +114,11 @@ async def test_a_refusal_before_the_first_token_is_a_status(path: str) -> None:
 
 @pytest.mark.parametrize(("path", "prompts"), [*((path, 1) for path in PATHS), (COMPLETIONS, 3)])
 async def test_an_engine_that_dies_in_mid_stream(path: str, prompts: int) -> None:
-    """The stream ends with an error event, without what marks a good end."""
+    """The stream ends with an error event, without what marks a good end; it has the usage of what was delivered."""
     async with running(default_model(), fe.chain_until_cancelled) as service, http(service) as client:
         body = body_of(path, stream=True) | ({"prompt": ["a", "b", "c"]} if prompts > 1 else {})
+        if path != RESPONSES:
+            body |= {"stream_options": {"include_usage": True}, "return_token_ids": True}
         async with client.stream("POST", path, json=body) as answer:
             assert answer.status_code == 200
             lines = answer.aiter_lines()
@@ -131,6 +133,14 @@ async def test_an_engine_that_dies_in_mid_stream(path: str, prompts: int) -> Non
         assert not any(event == "[DONE]" or event.get("type") == "response.completed" for event in found)
         reasons = [choice["finish_reason"] for event in found[:-1] for choice in event.get("choices", ())]
         assert set(reasons) <= {None}
+        if path != RESPONSES:
+            choices = [choice for event in found[:-1] for choice in event["choices"]]
+            usage = last["error"]["usage"]
+            sent = sum(len(choice.get("token_ids", ())) for choice in choices)
+            # With the one prompt that fails the others end, in whatever they were just about to send.
+            assert usage["completion_tokens"] == sent > 0 if prompts == 1 else usage["completion_tokens"] >= sent > 0
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            assert usage["prompt_tokens"] > 0
 
 
 def check_failed_response(found: list[Any]) -> None:
@@ -142,7 +152,10 @@ def check_failed_response(found: list[Any]) -> None:
     ends = {"response.completed", "response.incomplete", "response.output_item.done", "response.output_text.done"}
     assert not ends & set(kinds)
     response = found[-1]["response"]
-    assert (response["status"], response["usage"]) == ("failed", None)
+    assert response["status"] == "failed"
+    usage = response["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert min(usage["input_tokens"], usage["output_tokens"]) > 0
     assert response["error"] == {"code": "server_error", "message": found[-2]["message"]}
     came = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
     (item,) = response["output"]

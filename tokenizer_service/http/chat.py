@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenizer_service.engines.messages import Usage
 from tokenizer_service.http.endpoint import data_frame, error_frame
 from tokenizer_service.http.errors import HttpError
 from tokenizer_service.http.facts import AnswerFacts, compact, compact_with, end_fields
@@ -67,8 +68,8 @@ class ChatStream:
             yield data_frame(compact({**self._head, "choices": [], "usage": self._usage.as_object()}))
         yield data_frame(b"[DONE]")
 
-    def failure(self, error: HttpError) -> Iterator[bytes]:
-        yield error_frame(error)
+    def failure(self, error: HttpError, delivered: Usage | None) -> Iterator[bytes]:
+        yield error_frame(self._facts.with_usage(error, delivered))
 
 
 def _call_delta(call: ToolCallDelta) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from tokenizer_service.engines.messages import Usage
 from tokenizer_service.http.chat import ChatChoice
 from tokenizer_service.http.endpoint import data_frame, error_frame
 from tokenizer_service.http.errors import HttpError
@@ -84,8 +85,8 @@ class CompletionStream:
             yield data_frame(compact({**self._head, "choices": [], "usage": self._usage.as_object()}))
         yield data_frame(b"[DONE]")
 
-    def failure(self, error: HttpError) -> Iterator[bytes]:
-        yield error_frame(error)
+    def failure(self, error: HttpError, delivered: Usage | None) -> Iterator[bytes]:
+        yield error_frame(self._facts.with_usage(error, delivered))
 
 
 class CompletionAnswer:

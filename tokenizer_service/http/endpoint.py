@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from tokenizer_service.api.calls import ClientGone
+from tokenizer_service.engines.messages import Usage
 from tokenizer_service.engines.refusal import Refusal, invalid_field
 from tokenizer_service.http.errors import FieldNames, HttpError, http_error
 from tokenizer_service.http.exchange import Exchange, Receive, Scope, Send
@@ -41,8 +42,8 @@ class StreamShape(Protocol):
     def closing(self) -> Iterable[bytes]:
         """Those of a good end."""
 
-    def failure(self, error: HttpError) -> Iterable[bytes]:
-        """That of a bad one."""
+    def failure(self, error: HttpError, delivered: Usage | None) -> Iterable[bytes]:
+        """Those of a bad one, after so much (None: nothing)."""
 
 
 class AnswerShape(Protocol):
@@ -122,7 +123,7 @@ class GenerationEndpoint(Generic[FieldsT]):
             return
         error = _error(failed, names)
         if exchange.is_started:
-            await exchange.write(b"".join(shape.failure(error)), more=False)
+            await exchange.write(b"".join(shape.failure(error, failed.delivered)), more=False)
         else:
             await exchange.fail(error)
 

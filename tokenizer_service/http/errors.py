@@ -46,13 +46,17 @@ _FUNCTION = re.compile(r"(tools\[\d+\]|tool_calls\[\d+\]|^tool_choice)\.(name|de
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error answer. `param` is the client's own name of the wrong field; headers beyond the usual ones."""
+    """An error answer. `param` is the client's own name of the wrong field; headers beyond the usual ones.
+
+    `usage`: of what was delivered before, as the API writes it.
+    """
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    usage: Mapping[str, object] | None = None
 
     @property
     def type(self) -> str:
@@ -60,7 +64,8 @@ class HttpError:
 
     def as_object(self) -> dict[str, object]:
         """What is under the key "error"."""
-        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        made = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return made if self.usage is None else made | {"usage": self.usage}
 
     def body(self) -> bytes:
         return json.dumps({"error": self.as_object()}).encode()

@@ -5,10 +5,12 @@ Must not know: any one API.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizer_service.engines.messages import FinishReason
+from tokenizer_service.engines.messages import FinishReason, Usage
+from tokenizer_service.http.errors import HttpError
+from tokenizer_service.http.usage import UsageTotals
 from tokenizer_service.sessions.events import Completed
 
 
@@ -27,6 +29,12 @@ class AnswerFacts:
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def with_usage(self, error: HttpError, delivered: Usage | None) -> HttpError:
+        """The error at the end of a stream; a client that asked for usage learns what it has been sent."""
+        if not self.include_usage or delivered is None:
+            return error
+        return replace(error, usage=UsageTotals.of(delivered).as_object())
 
     def choice_index(self, place: int, sample: int) -> int:
         """Prompt by prompt."""

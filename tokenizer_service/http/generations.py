@@ -6,11 +6,12 @@ Must not know: HTTP, JSON, the shape of answers.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 from tokenizer_service.api.calls import Call, CallRunner
+from tokenizer_service.engines.messages import Usage
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
 from tokenizer_service.sessions.intake import Intake
@@ -24,10 +25,14 @@ Consumer: TypeAlias = Callable[[int, TextDelta | Completed], Awaitable[Refusal |
 
 @dataclass(frozen=True, slots=True)
 class PlacedRefusal:
-    """Why the prompt at `place` is not (any longer) served; with it none of the others is."""
+    """Why the prompt at `place` is not (any longer) served; with it none of the others is.
+
+    `delivered`: what had come until then, all prompts together; None: nothing.
+    """
 
     place: int
     refusal: Refusal
+    delivered: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +58,27 @@ class Generations:
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""
-        if len(job.drafts) == 1:
-            return await self._serve(job, 0, consume, None)
+        calls = [self._new_call(job.method, job.deadline, job.tenant) for _ in job.drafts]
+        failed = await self._serve_all(job, calls, consume)
+        return None if failed is None else replace(failed, delivered=_delivered(calls))
+
+    async def _serve_all(self, job: Job, calls: Sequence[Call], consume: Consumer) -> PlacedRefusal | None:
+        if len(calls) == 1:
+            return await self._serve(job, calls, 0, consume, None)
         barrier, lock = asyncio.Barrier(len(job.drafts)), asyncio.Lock()
 
         async def consume_alone(place: int, event: TextDelta | Completed) -> Refusal | None:
             async with lock:
                 return await consume(place, event)
 
-        serve = partial(self._serve, job, consume=consume_alone, barrier=barrier)
+        serve = partial(self._serve, job, calls, consume=consume_alone, barrier=barrier)
         return await _first_refusal([asyncio.create_task(serve(place)) for place in range(len(job.drafts))])
 
     async def _serve(
-        self, job: Job, place: int, consume: Consumer, barrier: asyncio.Barrier | None
+        self, job: Job, calls: Sequence[Call], place: int, consume: Consumer, barrier: asyncio.Barrier | None
     ) -> PlacedRefusal | None:
-        call = self._new_call(job.method, job.deadline, job.tenant)
         body = partial(self._generate, partial(consume, place), barrier)
-        refusal = await self.runner.serve(call, job.drafts[place], body)
+        refusal = await self.runner.serve(calls[place], job.drafts[place], body)
         return None if refusal is None else PlacedRefusal(place, refusal)
 
     def _new_call(self, method: str, deadline: float | None, tenant: Tenant) -> Call:
@@ -106,6 +115,18 @@ async def _deliver(
         if refusal is not None:
             return refusal
     return None
+
+
+def _delivered(calls: Sequence[Call]) -> Usage | None:
+    """Of all prompts that have begun."""
+    parts = [part for call in calls if (part := call.delivered) is not None]
+    if not parts:
+        return None
+    return Usage(
+        sum(part.prompt_tokens for part in parts),
+        sum(part.completion_tokens for part in parts),
+        sum(part.cached_tokens for part in parts),
+    )
 
 
 async def _first_refusal(tasks: "list[asyncio.Task[PlacedRefusal | None]]") -> PlacedRefusal | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizer_service.engines.messages import FinishReason
+from tokenizer_service.engines.messages import FinishReason, Usage
 from tokenizer_service.http.chat import ChatChoice
 from tokenizer_service.http.errors import HttpError
 from tokenizer_service.http.facts import compact
@@ -111,11 +111,12 @@ class ResponseAnswer:
         details = {"reason": "max_output_tokens"} if is_cut else None
         return self._facts.body(status, self._output(status), incomplete_details=details, usage=usage_object(usage))
 
-    def failed(self, error: HttpError) -> dict[str, Any]:
+    def failed(self, error: HttpError, delivered: Usage | None) -> dict[str, Any]:
         """The response that ended with `error`, with what had come of it."""
         output = self._output("incomplete") if self._choice.text or self._choice.calls else []
         code = _FAILURE_CODES.get(error.status, "server_error")
-        return self._facts.body("failed", output, error={"code": code, "message": error.message})
+        usage = None if delivered is None else usage_object(UsageTotals.of(delivered))
+        return self._facts.body("failed", output, error={"code": code, "message": error.message}, usage=usage)
 
     def _output(self, status: str) -> list[dict[str, Any]]:
         calls = sorted(self._choice.calls.items())
@@ -218,7 +219,7 @@ class ResponseStream:
         """The last event has come with the end."""
         return iter(())
 
-    def failure(self, error: HttpError) -> Iterator[bytes]:
+    def failure(self, error: HttpError, delivered: Usage | None) -> Iterator[bytes]:
         fields = error.as_object()
         yield self._frame("error", code=fields["code"], message=fields["message"], param=fields["param"])
-        yield self._frame("response.failed", response=self._answer.failed(error))
+        yield self._frame("response.failed", response=self._answer.failed(error, delivered))

@@ -5,6 +5,7 @@ Must not know: the shape of any one API.
 
 from typing import Any
 
+from tokenizer_service.engines.messages import Usage
 from tokenizer_service.sessions.events import Completed
 
 
@@ -20,6 +21,14 @@ class UsageTotals:
         if end.index == 0 or place not in self._prompts:
             self._prompts[place] = (end.usage.prompt_tokens, end.usage.cached_tokens)
         self._completion_tokens += end.usage.completion_tokens
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageTotals":
+        """Totals that are known already."""
+        totals = cls()
+        totals._prompts[0] = (usage.prompt_tokens, usage.cached_tokens)
+        totals._completion_tokens = usage.completion_tokens
+        return totals
 
     @property
     def prompt_tokens(self) -> int:

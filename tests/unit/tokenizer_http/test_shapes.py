@@ -169,5 +169,12 @@ def test_responses(seed: int) -> None:
 @pytest.mark.parametrize("stream", [ChatStream, CompletionStream])
 def test_a_failure_is_no_good_end(stream: Any) -> None:
     options = (CompletionOptions(),) if stream is CompletionStream else ()
-    frames = b"".join(stream(AnswerFacts("id", 1, "m"), *options).failure(HttpError(503, "lost", code="x")))
-    assert json.loads(frames[6:]) == {"error": {"message": "lost", "type": "server_error", "param": None, "code": "x"}}
+    frames = b"".join(stream(AnswerFacts("id", 1, "m"), *options).failure(HttpError(503, "lost", code="x"), None))
+    error = {"message": "lost", "type": "server_error", "param": None, "code": "x"}
+    assert json.loads(frames[6:]) == {"error": error}
+    for wants in (False, True):
+        facts = AnswerFacts("id", 1, "m", include_usage=wants)
+        frames = b"".join(stream(facts, *options).failure(HttpError(503, "lost", code="x"), Usage(5, 2, 4)))
+        totals = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+        usage = {"usage": {**totals, "prompt_tokens_details": {"cached_tokens": 4}}} if wants else {}
+        assert json.loads(frames[6:]) == {"error": error | usage}
