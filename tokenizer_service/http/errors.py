@@ -64,7 +64,7 @@ class HttpError:
 
     def as_object(self) -> dict[str, object]:
         """What is under the key "error"."""
-        made = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        made: dict[str, object] = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return made if self.usage is None else made | {"usage": self.usage}
 
     def body(self) -> bytes:
