@@ -158,6 +158,11 @@ def slope_per_10_minutes(samples: list[tuple[float, float]]) -> float:
     return float(np.polyfit(*zip(*kept, strict=True), 1)[0] * 600)
 
 
+def has_idle_value(name: str) -> bool:
+    """Not so what a process is (memory, which has a check of its own, open files, times of its start)."""
+    return name not in CACHED and not any(part in name for part in ("process_", "startup_seconds"))
+
+
 async def until_gauges(
     services: Sequence[ServiceProcess], idle: Sequence[dict[str, float]], request: Callable[[], Awaitable[None]]
 ) -> None:
@@ -178,11 +183,12 @@ async def until_gauges(
 
 def differing(before: dict[str, float], now: dict[str, float]) -> dict[str, tuple[float, float]]:
     """Gauge -> its value before and now, where they differ; and the sum of free and cached blocks."""
-    found = {name: (before.get(name, 0.0), now.get(name, 0.0)) for name in (before.keys() | now.keys()) - CACHED}
+    found = {name: (before.get(name, 0.0), now.get(name, 0.0)) for name in before.keys() | now.keys()}
     blocks = [
         sum(each.get(f"tokenwire_engine_kv_blocks{{state={state}}}", 0.0) for state in ("cached", "free"))
         for each in (before, now)
     ]
+    found = {name: pair for name, pair in found.items() if has_idle_value(name)}
     found["cached and free blocks"] = (blocks[0], blocks[1])
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 
