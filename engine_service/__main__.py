@@ -135,6 +135,7 @@ def _add_service(
         engine_version=version("tokenwire"),
         clock=time.monotonic,
         ask_to_drain=signals.ask if server.allow_drain_rpc else None,
+        allow_step_dumps=server.allow_step_dump_rpc,
     )
     add_to_server(service, grpc_server)
     return service

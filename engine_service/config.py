@@ -134,6 +134,16 @@ class EngineSettings(ServiceSettings):
     allow_drain_rpc: bool = Field(
         False, description="let whoever reaches the gRPC port drain the service (best with --tls-client-ca-file)"
     )
+    step_recorder_steps: int = Field(
+        256, ge=0, le=100_000, description="engine steps that are kept, to be looked at in a trace viewer; 0: none"
+    )
+    allow_step_dump_rpc: bool = Field(
+        False, description="let whoever reaches the gRPC port fetch the recorded steps: request ids, no tokens"
+    )
+    step_dump_folder: Path | None = Field(
+        None,
+        description="folder for the recorded steps when the engine fails or hangs, 20 files at most (default: off)",
+    )
     stalled_step_timeout: float = Field(
         10.0,
         gt=0,
@@ -199,6 +209,15 @@ class EngineSettings(ServiceSettings):
             raise ValueError(
                 f"--simulate computes nothing that --tensor-parallel-size {self.tensor_parallel_size} could share"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_recorded_for_dumps(self) -> Self:
+        if self.step_recorder_steps == 0 and (self.allow_step_dump_rpc or self.step_dump_folder is not None):
+            flag = "--allow-step-dump-rpc" if self.allow_step_dump_rpc else "--step-dump-folder"
+            raise ValueError(f"--step-recorder-steps 0 keeps nothing that {flag} could give")
+        if self.step_dump_folder is not None and not self.step_dump_folder.is_dir():
+            raise ValueError(f"--step-dump-folder: {self.step_dump_folder} is not a folder")
         return self
 
     @property

@@ -4,6 +4,7 @@ Must not know: torch, gRPC, how the settings are used.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine_service.config import (
     DefaultSamplingName,
@@ -65,6 +66,14 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecorderConfig:
+    """`steps` are kept, 0: none; `dump_folder` is for them when the engine fails or hangs."""
+
+    steps: int
+    dump_folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process is built from."""
 
@@ -72,6 +81,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduling: SchedulingConfig
     log: LogConfig
+    recorder: RecorderConfig
 
 
 def engine_config(settings: EngineSettings) -> EngineConfig:
@@ -107,4 +117,5 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.check_invariants,
         ),
         LogConfig(settings.log_level, settings.log_format),
+        RecorderConfig(settings.step_recorder_steps, settings.step_dump_folder),
     )

@@ -28,6 +28,8 @@ from engine_service.loop.engine_process import STACK_DUMP_SIGNAL
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
 from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed, StartTimes
+from engine_service.loop.step_dump import StepDump, block_step_dump_signal
+from engine_service.loop.step_recorder import StepRecorder
 from engine_service.loop.warm_up import warm_up
 from engine_service.loop.worker_protocol import Worker as LoopWorker
 from engine_service.simulated.build import build_simulated_worker
@@ -52,15 +54,18 @@ _LOST_RANK_SECONDS = 3.0
 def main() -> None:
     """`python -m engine_service.engine_main N`: N is the descriptor of the engine's end of the mailbox."""
     live_and_die_with_the_parent(dump_signal=STACK_DUMP_SIGNAL)
+    block_step_dump_signal()
     pause_collection()
     mailbox = EngineMailbox(socket.socket(fileno=int(sys.argv[1])))
     try:
         config = _receive_config(mailbox)
         configure_logging(level=config.log.level, log_format=config.log.log_format, service="engine")
-        loop, ready = _start(config, mailbox)
+        recorder = StepRecorder(config.recorder.steps) if config.recorder.steps else None
+        dump = _step_dump(config, recorder)
+        loop, ready = _start(config, mailbox, recorder)
         mailbox.send_now(ready)
         keep_start_up_objects()  # takes a moment, in which the front can say that it serves
-        _run(loop, mailbox)
+        _run(loop, mailbox, dump)
     except FrontGone:
         raise SystemExit(0) from None
 
@@ -74,9 +79,29 @@ def _receive_config(mailbox: EngineMailbox) -> EngineConfig:
     return config
 
 
-def _start(config: EngineConfig, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
+def _step_dump(config: EngineConfig, recorder: StepRecorder | None) -> StepDump | None:
+    """None where nobody wants one. Also written when the front says that the loop hangs."""
+    folder = config.recorder.dump_folder
+    if recorder is None or folder is None:
+        return None
+    dump = StepDump(recorder, folder, time.monotonic, _tell_dump)
+    dump.write_on_signal()
+    return dump
+
+
+def _tell_dump(outcome: Path | OSError) -> None:
+    log = structlog.get_logger()
+    if isinstance(outcome, OSError):
+        log.error("steps not dumped", reason=outcome.strerror)
+    else:
+        log.warning("steps dumped", file=str(outcome))
+
+
+def _start(
+    config: EngineConfig, mailbox: EngineMailbox, recorder: StepRecorder | None
+) -> tuple[EngineLoop, EngineReady]:
     try:
-        return build_engine(config, _prepare_model(config.model.reference), mailbox)
+        return build_engine(config, _prepare_model(config.model.reference), mailbox, recorder)
     except (ValueError, ModelNotFound, PreparationFailed) as error:
         message = str(error)
     except Exception as error:
@@ -92,7 +117,9 @@ def _prepare_model(reference: str) -> Path:
     return resolve_model_folder(reference)
 
 
-def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> tuple[EngineLoop, EngineReady]:
+def build_engine(
+    config: EngineConfig, folder: Path, mailbox: EngineMailbox, recorder: StepRecorder | None = None
+) -> tuple[EngineLoop, EngineReady]:
     """Loads the model in `folder` and builds the engine around it. Raises ValueError with a plain message."""
     scheduling = config.scheduling
     began = time.monotonic()
@@ -133,6 +160,7 @@ def build_engine(config: EngineConfig, folder: Path, mailbox: EngineMailbox) -> 
         overlap=scheduling.overlap,
         grammars=None if config.model.simulate else _grammar_desk(folder, info, mailbox),
         checks_steps=scheduling.check_invariants,
+        recorder=recorder,
     )
     return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats(), times)
 
@@ -256,7 +284,7 @@ def _default_sampling(config: EngineConfig, folder: Path) -> SamplingDefaults:
     return read_sampling_defaults(folder, structlog.get_logger().warning)
 
 
-def _run(loop: EngineLoop, mailbox: EngineMailbox) -> None:
+def _run(loop: EngineLoop, mailbox: EngineMailbox, dump: StepDump | None) -> None:
     try:
         loop.run()
     except FrontGone:
@@ -264,6 +292,8 @@ def _run(loop: EngineLoop, mailbox: EngineMailbox) -> None:
     except Exception as error:
         # The state of device and pool is unknown now: a fresh process is the only safe way on.
         structlog.get_logger().exception("engine failed")
+        if dump is not None:
+            dump.write()
         reason = str(error) if isinstance(error, RankLost) else type(error).__name__
         mailbox.send_now(EngineFatal(f"the engine failed: {reason}"))
         raise SystemExit(1) from None

@@ -25,6 +25,7 @@ class ServerConfig:
     vllm_compat_port: int | None
     drain_timeout_s: float
     allow_drain_rpc: bool
+    allow_step_dump_rpc: bool
     stalled_step_timeout_s: float
     hung_step_timeout_s: float
     restart_engine: bool
@@ -45,6 +46,7 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.vllm_compat_port,
         settings.drain_timeout,
         settings.allow_drain_rpc,
+        settings.allow_step_dump_rpc,
         settings.stalled_step_timeout,
         settings.hung_step_timeout,
         settings.restart_engine,

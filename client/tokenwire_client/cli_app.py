@@ -13,6 +13,7 @@ from tokenwire_client import cli_options as flags
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
 from tokenwire_client.cli_engines import app as engines_app
+from tokenwire_client.cli_operate import drain, steps
 from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
 from tokenwire_client.cli_plugins import GROUP, add_own, add_plugins
 from tokenwire_client.sync import Client
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+app.command()(steps)
+app.command()(drain)
 
 
 load = typer.Typer(help="Load tests and capacity planning.", no_args_is_help=True)

@@ -12,9 +12,8 @@ import grpc
 
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
-from tokenwire_client.channels import CHANNEL_OPTIONS
 from tokenwire_client.sync_stream import translate_blocking
-from tokenwire_client.tls import Tls
+from tokenwire_client.tls import Tls, blocking_channel
 
 DEFAULT_TIMEOUT_S = 10.0
 _STATE_PREFIX = "ENGINE_STATE_"
@@ -42,11 +41,7 @@ class Operator:
 
     def __init__(self, target: str, *, timeout: float = DEFAULT_TIMEOUT_S, tls: Tls | None = None) -> None:
         self._timeout = timeout
-        if tls is None:
-            self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-        else:
-            options = (*CHANNEL_OPTIONS, *tls.options())
-            self._channel = grpc.secure_channel(target, tls.credentials(), options=options)
+        self._channel = blocking_channel(target, tls)
         self._service = tokenizer_pb2_grpc.OperatorServiceStub(self._channel)
 
     def engines(self) -> tuple[Engine, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from tokenwire_client.channels import CHANNEL_OPTIONS
 from tokenwire_client.errors import invalid
 
 File = str | PathLike[str]
@@ -41,6 +42,13 @@ class Tls:
 
     def options(self) -> tuple[tuple[str, str], ...]:
         return () if self.server_name is None else (("grpc.ssl_target_name_override", self.server_name),)
+
+
+def blocking_channel(target: str, tls: Tls | None) -> grpc.Channel:
+    """One connection, plaintext without `tls`. Raises InvalidRequest for a file that cannot be read."""
+    if tls is None:
+        return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(target, tls.credentials(), options=(*CHANNEL_OPTIONS, *tls.options()))
 
 
 def _content(field: str, file: File | None) -> bytes | None:

@@ -14,6 +14,7 @@ from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.api.pulse import Pulse
+from engine_service.api.step_dumps import StepDumps
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
@@ -54,6 +55,7 @@ class EngineHandle:
         self.pulse = Pulse(clock)
         self.draining = asyncio.Event()
         self.kv_feed = KvFeed()
+        self.step_dumps = StepDumps()
         # Called at each report of the engine, after its figures have been taken over.
         self.report_listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
@@ -97,6 +99,7 @@ class EngineHandle:
             request.resumed,
             request.tenant,
             request.weight,
+            request.name,
         )
         if not connection.commands.send(command):
             return _MAILBOX_FULL
@@ -167,6 +170,7 @@ class EngineHandle:
             self._deliver(
                 live, RequestNews(live.request_id, (), Finish(FinishReason.ERROR, *tokens, 0, error=reason)), None
             )
+        self.step_dumps.engine_gone()
         self._metrics.engine_ended()
         connection.reason = reason
         connection.ended.set()
@@ -190,6 +194,8 @@ class EngineHandle:
         self.pulse.reported(bool(report.steps))
         if report.kv_events:
             self.kv_feed.tell(report.kv_events)
+        if report.dump:
+            self.step_dumps.tell(report.dump)
         timings = {timing.request_id: timing for timing in report.finished}
         for item in report.news:
             live = self._live.get(item.request_id)

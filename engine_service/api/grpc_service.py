@@ -17,6 +17,7 @@ from engine_service.api.kv_changes import change_messages
 from engine_service.api.kv_mirror import MAX_WATCHERS, KvWatchers
 from engine_service.api.live_request import LiveRequest, Submission
 from engine_service.api.session import Session
+from engine_service.api.step_dump_call import check_dump_allowed, recorded_parts
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime.drain import check_allowed, read_grace
 from service_runtime.wire import Malformed, request_parser
@@ -48,6 +49,7 @@ class EngineService:
         clock: Callable[[], float],
         session_open_timeout_s: float = SESSION_OPEN_TIMEOUT_SECONDS,
         ask_to_drain: Callable[[float | None], None] | None = None,
+        allow_step_dumps: bool = False,
     ) -> None:
         self._door = door
         self._handle = handle
@@ -58,6 +60,7 @@ class EngineService:
         self._watchers = KvWatchers(handle.kv_feed)
         self._ask_to_drain = ask_to_drain
         self.num_sessions = 0
+        self._allow_step_dumps = allow_step_dumps
 
     async def session(
         self,
@@ -149,6 +152,20 @@ class EngineService:
                 await asyncio.sleep(_KV_PAUSE_SECONDS)
         await errors.abort(context, connection.reason)
 
+    async def dump_steps(
+        self,
+        request: engine_pb2.DumpStepsRequest,
+        context: grpc.aio.ServicerContext[engine_pb2.DumpStepsRequest, engine_pb2.DumpStepsResponse],
+    ) -> None:
+        await check_dump_allowed(context, self._allow_step_dumps)
+        connection = await self._running_engine(context)
+        parts = await recorded_parts(self._handle, connection, request, self._clock)
+        if isinstance(parts, Refusal):
+            await errors.abort(context, parts)
+        # In a thread: of very many chunks each part takes some milliseconds.
+        while (text := await asyncio.to_thread(next, parts, None)) is not None:
+            await context.write(engine_pb2.DumpStepsResponse(data=text.encode()))
+
     async def drain(
         self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> engine_pb2.DrainResponse:
@@ -202,6 +219,11 @@ def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:
             _well_formed(service.watch_kv_events),
             request_parser(pb.WatchKvEventsRequest),
             pb.WatchKvEventsResponse.SerializeToString,
+        ),
+        "DumpSteps": grpc.unary_stream_rpc_method_handler(
+            _well_formed(service.dump_steps),
+            request_parser(pb.DumpStepsRequest),
+            pb.DumpStepsResponse.SerializeToString,
         ),
         "Drain": unary(
             _well_formed(service.drain), request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString

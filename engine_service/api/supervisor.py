@@ -106,6 +106,7 @@ class EngineSupervisor:
             return
         life.last_word = reason
         life.launched.engine.dump_stacks()
+        life.launched.engine.dump_steps()
         await asyncio.sleep(_STACK_DUMP_SECONDS)
         life.launched.engine.kill()
         await life.over.wait()

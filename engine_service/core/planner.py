@@ -41,6 +41,7 @@ class StepDraft:
         "decode_tokens",
         "lifts",
         "new",
+        "num_decodes",
         "preempted",
         "prefill_tokens",
         "requests",
@@ -56,6 +57,7 @@ class StepDraft:
         self.new: list[NewRequest] = []
         self.copies: list[tuple[int, int]] = []
         self.preempted: list[int] = []
+        self.num_decodes = 0
         self.decode_tokens = 0
         self.prefill_tokens = 0
         self.short_of_blocks = False
@@ -112,6 +114,7 @@ class Planner:
             request.num_scheduled = known
             request.num_sampling += 1
             request.in_flight += 1
+        draft.num_decodes = len(chunks)
         draft.decode_tokens = len(chunks)
         draft.room -= draft.decode_tokens
         draft.budget = self._prefill_budget(draft.budget, draft.decode_tokens)

@@ -245,15 +245,19 @@ class Scheduler:
             draft.prefill_tokens,
         )
         self._flights.append(_Flight(plan, tuple(draft.requests)))
+        pool = self._kv.pool
         self.last_record = StepRecord(
             step=plan.step,
             decode_tokens=draft.decode_tokens,
             prefill_tokens=draft.prefill_tokens,
             running=len(self._roster.running),
             waiting=len(self._roster.waiting),
-            used_blocks=self._kv.pool.num_used,
+            used_blocks=pool.num_used,
             admitted=tuple(new.request_id for new in draft.new),
             preempted=tuple(draft.preempted),
+            num_decodes=draft.num_decodes,
+            cached_blocks=pool.num_cached,
+            free_blocks=pool.num_free - pool.num_cached,
         )
         return plan
 

@@ -42,6 +42,9 @@ class StepRecord:
     used_blocks: int
     admitted: tuple[int, ...]
     preempted: tuple[int, ...]
+    num_decodes: int = 0  # the plan's first chunks, so many, are decodes
+    cached_blocks: int = 0
+    free_blocks: int = 0
 
 
 class Counters:

@@ -12,9 +12,20 @@ from engine_service.core.outcome import NO_GRAMMARS, Finish, FinishReason, Refus
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
+from engine_service.core.stats import EngineStats
 from engine_service.loop.grammar_desk import GrammarDesk
-from engine_service.loop.messages import Abort, Ping, Shutdown, StepReport, StepTiming, Submit, WatchKvEvents
+from engine_service.loop.messages import (
+    Abort,
+    DumpSteps,
+    Ping,
+    Shutdown,
+    StepReport,
+    StepTiming,
+    Submit,
+    WatchKvEvents,
+)
 from engine_service.loop.request_timings import RequestTimings
+from engine_service.loop.step_recorder import NullRecorder, Recorder
 from engine_service.loop.worker_protocol import Worker
 
 Clock = Callable[[], float]
@@ -47,8 +58,9 @@ class EngineLoop:
         overlap: bool,
         grammars: GrammarDesk | None = None,
         checks_steps: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Without `grammars` a request with a structured output is refused.
+        """Without `grammars` a request with a structured output is refused. `recorder` is told of every step.
 
         `checks_steps`: the scheduler's invariants are checked after each step, which is slow and for tests.
         """
@@ -60,6 +72,7 @@ class EngineLoop:
         self._overlap = overlap
         self._grammars = grammars
         self._checks_steps = checks_steps
+        self._recorder: Recorder = recorder or NullRecorder()
         self._timings = RequestTimings()
         self._refused: list[RequestNews] = []
         self._is_stopping = False
@@ -73,7 +86,7 @@ class EngineLoop:
         is_idle = False
         last_settled = self._clock()
         while True:
-            self._take_commands(wait=is_idle)
+            self._take_commands(wait=is_idle and not self._recorder.is_dumping)
             if self._is_stopping:
                 self._close()
                 return
@@ -85,14 +98,19 @@ class EngineLoop:
             settle, in_flight = (in_flight, plan) if self._overlap else (plan, None)
             steps: tuple[StepTiming, ...] = ()
             if settle is not None:
-                self._scheduler.apply(self._worker.result())
+                asked = self._clock()
+                result = self._worker.result()
+                answered = self._clock()
+                self._scheduler.apply(result)
                 now = self._clock()
                 steps = (StepTiming.of(settle, now - max(started, last_settled)),)
                 last_settled = now
                 self._scheduler.observe_step(steps[0].seconds, steps[0].num_tokens)
                 if self._checks_steps:
                     self._scheduler.check_invariants()
-            self._publish(steps)
+            stats = self._publish(steps)
+            if settle is not None and stats is not None:
+                self._recorder.settled(settle.step, (asked, answered, now, self._clock()), stats)
             is_idle = plan is None and settle is None
             if is_idle:
                 self._scheduler.check_idle()
@@ -114,6 +132,8 @@ class EngineLoop:
                     self._scheduler.watch_kv_events(command.is_on, command.with_tokens)
                 case Ping():
                     self._was_asked = True
+                case DumpSteps():
+                    self._recorder.begin_dump(command.number, command.last_steps)
                 case Shutdown():
                     self._is_stopping = True
                 case _:
@@ -133,6 +153,7 @@ class EngineLoop:
         for request_id in range(command.request_id, command.request_id + command.samples):
             if refusal is None:
                 self._timings.arrived(request_id, now)
+                self._recorder.arrived(request_id, command.name)
             else:
                 self._refused.append(_refused(request_id, len(command.token_ids), refusal))
 
@@ -160,19 +181,30 @@ class EngineLoop:
     def _submit_next(self, now: float) -> Plan | None:
         plan = self._scheduler.plan(now)
         if plan is not None:
+            planned = self._clock()
             self._timings.planned(plan, now)
+            # Before the worker, so that a step it fails or hangs in is on record.
+            self._recorder.planned(plan, self._scheduler.last_record, (now, planned))
             self._worker.submit(plan)
+            self._recorder.submitted(plan.step, self._clock())
         return plan
 
-    def _publish(self, steps: tuple[StepTiming, ...]) -> None:
+    def _publish(self, steps: tuple[StepTiming, ...]) -> EngineStats | None:
         """One message with everything new; none when there is neither news nor a settled step, nor a question."""
         news = (*self._refused, *self._scheduler.take_news())
         self._refused.clear()
         kv_events = self._scheduler.take_kv_events()
-        if news or steps or kv_events or self._was_asked:
-            self._was_asked = False
-            finished = self._timings.settle(news, self._clock())
-            self._mailbox.publish(StepReport(news, self._scheduler.stats(), steps, finished, kv_events))
+        piece = self._recorder.next_piece()
+        if not (news or steps or kv_events or piece or self._was_asked):
+            return None
+        self._was_asked = False
+        finished = self._timings.settle(news, self._clock())
+        if finished:
+            self._recorder.ended(news)
+        stats = self._scheduler.stats()
+        dump = () if piece is None else (piece,)
+        self._mailbox.publish(StepReport(news, stats, steps, finished, kv_events, dump))
+        return stats
 
 
 def _samples(command: Submit, now: float) -> list[Request]:

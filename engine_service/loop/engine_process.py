@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine_service.loop.mailbox import EngineMailbox, FrontGone, socket_pair
+from engine_service.loop.step_dump import STEP_DUMP_SIGNAL
 
 # Only a process that has registered for it may be sent this: by default it kills.
 STACK_DUMP_SIGNAL = signal.SIGUSR1
@@ -30,6 +31,9 @@ class RunningEngine(Protocol):
 
     def dump_stacks(self) -> None:
         """Makes it write what each of its threads is doing to its log, if that is possible."""
+
+    def dump_steps(self) -> None:
+        """Makes it write its recorded steps to the folder for that, if it has one."""
 
     def kill(self) -> None:
         """Ends it at once, if that is possible; fine when it has ended already."""
@@ -57,6 +61,10 @@ class _ProcessEngine:
     def dump_stacks(self) -> None:
         if self._process.returncode is None:
             self._process.send_signal(STACK_DUMP_SIGNAL)
+
+    def dump_steps(self) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(STEP_DUMP_SIGNAL)
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -113,6 +121,9 @@ class _ThreadEngine:
         return self._status
 
     def dump_stacks(self) -> None:
+        return
+
+    def dump_steps(self) -> None:
         return
 
     def kill(self) -> None:

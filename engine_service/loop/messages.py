@@ -13,6 +13,7 @@ from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, Reque
 from engine_service.core.plan import Plan
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
+from engine_service.loop.step_recorder import DumpPiece
 
 _PLAIN_FIELDS = 3  # of a RequestNews without log probabilities and cached tokens
 _stats_values = attrgetter(*(item.name for item in fields(EngineStats)))
@@ -25,7 +26,7 @@ class Submit:
 
     It is `samples` requests of one prompt, with ids request_id, request_id + 1, ... and seeds seed, seed + 1, ...
     (wrapping at int64). A lower `priority` is served earlier; within one, `tenant`s share by `weight`. `resumed`: see
-    `Request`; then there is one sample.
+    `Request`; then there is one sample. `name` is what its sender calls it.
     """
 
     request_id: int
@@ -38,6 +39,7 @@ class Submit:
     resumed: tuple[int, ...] = ()
     tenant: str = ""
     weight: int = 1
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,15 @@ class Ping:
     """A report is due even if nothing is new."""
 
 
-Command = Submit | Abort | WatchKvEvents | Ping | Shutdown
+@dataclass(frozen=True, slots=True)
+class DumpSteps:
+    """The next reports tell what the step recorder holds: of the last `last_steps`, or all. Ends an earlier dump."""
+
+    number: int
+    last_steps: int | None = None
+
+
+Command = Submit | Abort | WatchKvEvents | Ping | DumpSteps | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +177,13 @@ class StepReport:
     steps: tuple[StepTiming, ...] = ()
     finished: tuple[RequestTiming, ...] = ()
     kv_events: tuple[KvEvent, ...] = ()
+    dump: tuple[DumpPiece, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
         news = tuple(_plain(item) for item in self.news)
         steps = tuple(_step_values(step) for step in self.steps)
-        return _rebuild, (news, _stats_values(self.stats), steps, self.finished, self.kv_events)
+        return _rebuild, (news, _stats_values(self.stats), steps, self.finished, self.kv_events, self.dump)
 
 
 def _plain(news: RequestNews) -> tuple[Any, ...]:
@@ -200,7 +211,9 @@ def _rebuild(
     steps: tuple[tuple[float, int, int, int], ...],
     finished: tuple[RequestTiming, ...],
     kv_events: tuple[KvEvent, ...],
+    dump: tuple[DumpPiece, ...] = (),
 ) -> StepReport:
     # Most news are without log probabilities, and then need none of the work for them.
     rebuilt = tuple(RequestNews(*item) if len(item) == _PLAIN_FIELDS else _news(*item) for item in news)
-    return StepReport(rebuilt, EngineStats(*stats), tuple(StepTiming(*step) for step in steps), finished, kv_events)
+    timings = tuple(StepTiming(*step) for step in steps)
+    return StepReport(rebuilt, EngineStats(*stats), timings, finished, kv_events, dump)

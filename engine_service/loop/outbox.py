@@ -10,6 +10,7 @@ from engine_service.core.kv_events import KvEventLog
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
+from engine_service.loop.step_recorder import DumpPiece
 
 # Those of steps feed histograms only: past this many unread ones the rest of a stall is left out.
 MAX_UNREAD_TIMINGS = 4096
@@ -47,11 +48,15 @@ class Outbox:
         self._steps: list[StepTiming] = []
         self._finished: list[RequestTiming] = []
         self._kv_events = KvEventLog()
+        self._dump: tuple[DumpPiece, ...] = ()
 
     def add(self, report: StepReport) -> None:
         for item in report.news:
             self._news.setdefault(item.request_id, _Unread()).add(item)
         self._kv_events.add(report.kv_events)
+        if report.dump:
+            # What a dump before has left unread is of no use to the one who began this.
+            self._dump = (*(piece for piece in self._dump if piece.number == report.dump[0].number), *report.dump)
         self._stats = report.stats
         self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
         self._finished.extend(report.finished)  # one for each request at most
@@ -61,6 +66,7 @@ class Outbox:
         if self._stats is None:
             return None
         news = tuple(unread.news(request_id) for request_id, unread in self._news.items())
-        report = StepReport(news, self._stats, tuple(self._steps), tuple(self._finished), self._kv_events.take())
-        self._news, self._stats, self._steps, self._finished = {}, None, [], []
+        timings = tuple(self._steps), tuple(self._finished)
+        report = StepReport(news, self._stats, *timings, self._kv_events.take(), self._dump)
+        self._news, self._stats, self._steps, self._finished, self._dump = {}, None, [], [], ()
         return report

@@ -15,6 +15,7 @@ from docs.generate_configuration import TARGET, render
 from engine_service.config import EngineSettings
 from tests.fixtures.stack import running_stack
 from tokenizer_service.config import TokenizerSettings
+from tokenwire_client.cli_app import app
 from tokenwire_client.load.commands import add_commands
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,9 @@ def test_every_flag_the_documents_name_exists() -> None:
     known = {"--config", "--help"}
     for settings in (EngineSettings, TokenizerSettings):
         known |= {"--" + name.replace("_", "-") for name in settings.model_fields}
-    known |= {flag for command in load_commands().values() for each in command.params for flag in each.opts}
+    own = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = [*load_commands().values(), *own.values()]
+    known |= {flag for command in commands for each in command.params for flag in each.opts}
     for document in DOCUMENTS:
         named = set(re.findall(r"`(--[a-z0-9-]+)", document.read_text()))
         assert {flag.replace("--no-", "--") for flag in named} <= known, document.name

@@ -1,6 +1,7 @@
 """A worker that fails one request, hangs or loses its device; and the watchdog's judgement of late steps."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from tests.fixtures.checkpoints import write_hist
 from tests.fixtures.engine_process import EngineProcess, started_engine
 from tests.fixtures.faulty_engine import HANGS, IS_SICK, LOSES_DEVICE
 from tests.fixtures.scripted_engine import ScriptedService, scripted_service
+from tests.fixtures.trace_format import check_trace, track
 from tokenwire.common.v1 import sampling_pb2
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -50,9 +52,9 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_a_sick_request_ends_alone_and_a_hung_step_ends_the_engine(hist: Path) -> None:
-    """Its stacks are in the log, streams end with UNAVAILABLE, the service exits with 1 and says why."""
-    with started_engine(hist, "--hung-step-timeout=1", module=FAULTY) as engine:
+async def test_a_sick_request_ends_alone_and_a_hung_step_ends_the_engine(hist: Path, tmp_path: Path) -> None:
+    """Stacks are in the log, steps in a folder; streams end with UNAVAILABLE, the service exits with 1 and says why."""
+    with started_engine(hist, "--hung-step-timeout=1", f"--step-dump-folder={tmp_path}", module=FAULTY) as engine:
         async with connected(engine) as stub:
             neighbour = asyncio.create_task(tokens_of(generate(stub, [5], 300)))
             assert await code_of(generate(stub, [IS_SICK], 5)) is grpc.StatusCode.INTERNAL
@@ -63,6 +65,12 @@ async def test_a_sick_request_ends_alone_and_a_hung_step_ends_the_engine(hist: P
         assert await asyncio.to_thread(engine.wait_exit, 10.0) == 1
     assert engine.lines[-1].startswith("tokenwire-engine: the engine hangs: it holds work and has finished no step")
     assert any("in hang_on_purpose" in line for line in engine.lines), "\n".join(engine.lines)
+    (file,) = tmp_path.glob("steps-*.json")
+    trace = json.loads(file.read_text())
+    check_trace(trace)
+    last = track(trace, "engine", "worker")[-1]
+    assert last["name"].endswith("(unfinished)")
+    assert last["dur"] > 900_000  # it hung for a second and more
 
 
 @pytest.mark.slow

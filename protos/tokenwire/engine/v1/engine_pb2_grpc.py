@@ -70,6 +70,11 @@ class EngineServiceStub(object):
                 request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.DumpSteps = channel.unary_stream(
+                '/tokenwire.engine.v1.EngineService/DumpSteps',
+                request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -132,6 +137,15 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DumpSteps(self, request, context):
+        """The engine's last steps as one JSON file in the Chrome trace event format,
+        in parts: request ids and numbers, neither tokens nor text. One call at a
+        time. Refused with PERMISSION_DENIED unless the operator allows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -169,6 +183,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.FromString,
                     response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.SerializeToString,
+            ),
+            'DumpSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpSteps,
+                    request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.FromString,
+                    response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -361,6 +380,33 @@ class EngineService(object):
             '/tokenwire.engine.v1.EngineService/Drain',
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tokenwire.engine.v1.EngineService/DumpSteps',
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.SerializeToString,
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

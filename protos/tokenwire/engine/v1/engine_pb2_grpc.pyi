@@ -59,6 +59,11 @@ class EngineServiceStub:
     running ones finish within the grace, the service exits with 0. Refused
     with PERMISSION_DENIED unless the operator allows it.
     """
+    DumpSteps: _grpc.UnaryStreamMultiCallable[_engine_pb2.DumpStepsRequest, _engine_pb2.DumpStepsResponse]
+    """The engine's last steps as one JSON file in the Chrome trace event format,
+    in parts: request ids and numbers, neither tokens nor text. One call at a
+    time. Refused with PERMISSION_DENIED unless the operator allows it.
+    """
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -90,6 +95,11 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
     running ones finish within the grace, the service exits with 0. Refused
     with PERMISSION_DENIED unless the operator allows it.
+    """
+    DumpSteps: _aio.UnaryStreamMultiCallable[_engine_pb2.DumpStepsRequest, _engine_pb2.DumpStepsResponse]  # type: ignore[assignment]
+    """The engine's last steps as one JSON file in the Chrome trace event format,
+    in parts: request ids and numbers, neither tokens nor text. One call at a
+    time. Refused with PERMISSION_DENIED unless the operator allows it.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -161,6 +171,17 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
         running ones finish within the grace, the service exits with 0. Refused
         with PERMISSION_DENIED unless the operator allows it.
+        """
+
+    @_abc_1.abstractmethod
+    def DumpSteps(
+        self,
+        request: _engine_pb2.DumpStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.DumpStepsResponse], _abc.AsyncIterator[_engine_pb2.DumpStepsResponse]]:
+        """The engine's last steps as one JSON file in the Chrome trace event format,
+        in parts: request ids and numbers, neither tokens nor text. One call at a
+        time. Refused with PERMISSION_DENIED unless the operator allows it.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
