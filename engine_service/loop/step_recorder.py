@@ -21,6 +21,9 @@ MAX_ENDED = 4096
 CHUNKS_PER_PIECE = 1024
 """A dump is handed out in pieces, one for each turn of the loop: about a millisecond of it."""
 
+Span = tuple[int, int, int]
+"""Of a chunk: request id, first position, number of tokens."""
+
 Admitted = tuple[int, int, int, int]
 """Request id, prompt tokens, known tokens (with the completion, after a preemption), cached tokens."""
 
@@ -45,7 +48,7 @@ class StepTrace:
     planned: float
     submitted: float
     num_decodes: int
-    chunks: Sequence[Chunk] | tuple[tuple[int, int, int], ...]
+    chunks: Sequence[Chunk] | Sequence[Span]
     admitted: tuple[Admitted, ...]
     preempted: tuple[int, ...]
     planned_load: Load
@@ -59,6 +62,10 @@ class StepTrace:
     @property
     def is_settled(self) -> bool:
         return self.settled_load is not None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple([(chunk[0], chunk[1], chunk[2]) for chunk in self.chunks])
 
     @property
     def num_tokens(self) -> int:
@@ -229,8 +236,7 @@ class StepRecorder:
 
 def packed(trace: StepTrace) -> StepTrace:
     """A copy that the loop does not change any more, with plain tuples: they pickle several times faster."""
-    chunks = tuple([(chunk[0], chunk[1], chunk[2]) for chunk in trace.chunks])
-    return replace(trace, chunks=chunks)
+    return replace(trace, chunks=trace.spans)
 
 
 def _admitted(plan: Plan) -> tuple[Admitted, ...]:

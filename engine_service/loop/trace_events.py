@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from engine_service.loop.step_recorder import Ended, StepTrace
+from engine_service.loop.step_recorder import Ended, Span, StepTrace
 
 Event = dict[str, Any]
 
@@ -113,7 +113,7 @@ class _Renderer:
 
     def _worker_event(self, step: StepTrace, begin: float, end: float) -> Event:
         self._known.update((item[0], item[2]) for item in step.admitted)
-        decodes = [chunk[2] for place, chunk in enumerate(step.chunks) if not self._is_prefill(step, place)]
+        decodes = [span[2] for place, span in enumerate(step.spans) if not self._is_prefill(step, place, span)]
         args: Event = {
             "step": step.step,
             "tokens": step.num_tokens,
@@ -132,8 +132,8 @@ class _Renderer:
                 yield self._leave(stay)
                 yield self._instant("preempted", stay, stay.end)
         admitted = {item[0]: item for item in step.admitted}
-        for place, chunk in enumerate(step.chunks):
-            request_id, start, length = chunk[0], chunk[1], chunk[2]
+        for place, span in enumerate(step.spans):
+            request_id, start, length = span
             stay = self._stays.get(request_id) or self._enter(request_id, begin)
             stay.end = end
             args: Event = {"request": self._name(request_id), "step": step.step, "tokens": length, "position": start}
@@ -141,7 +141,7 @@ class _Renderer:
                 _, prompt, known, cached = admitted[request_id]
                 args |= {"prompt_tokens": prompt, "cached_tokens": cached}
                 stay.args |= {"prompt_tokens": prompt, "cached_tokens": cached, "known_tokens": known}
-            kind = "prefill" if self._is_prefill(step, place) else "decode"
+            kind = "prefill" if self._is_prefill(step, place, span) else "decode"
             yield self._slice(kind, REQUESTS, stay.row, begin, end, args)
         # The step that was in flight when they ended may have computed for them in vain.
         yield from self._end_stays()
@@ -154,11 +154,10 @@ class _Renderer:
                 stay.args["finish_reason"] = reason
                 yield self._leave(stay)
 
-    def _is_prefill(self, step: StepTrace, place: int) -> bool:
+    def _is_prefill(self, step: StepTrace, place: int, span: Span) -> bool:
         """A prompt's last chunk may be one token, planned among decodes; without its admission it passes for one."""
-        chunk = step.chunks[place]
-        known = self._known.get(chunk[0])
-        return place >= step.num_decodes if known is None else chunk[1] < known
+        known = self._known.get(span[0])
+        return place >= step.num_decodes if known is None else span[1] < known
 
     def _counters(self, step: StepTrace) -> Iterator[Event]:
         for time, load in ((step.planned, step.planned_load), (step.applied, step.settled_load)):
