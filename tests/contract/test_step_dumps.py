@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.loop.step_recorder import StepRecorder
 from engine_service.simulated.step_model import StepModel
 from tests.fixtures.checkpoints import write_hist
@@ -79,26 +80,26 @@ async def test_without_the_flag_nothing_is_told() -> None:
     assert (code, "--allow-step-dump-rpc" in text) == (grpc.StatusCode.PERMISSION_DENIED, True)
 
 
-async def test_one_caller_at_a_time_and_the_engine_may_go() -> None:
+@pytest.mark.parametrize("engine_goes", [False, True])
+async def test_one_caller_at_a_time_and_the_engine_may_go(engine_goes: bool) -> None:
     """The loop waits in a step: the first caller waits for it, the second is told to come again."""
-    async with scripted_service(recorder=StepRecorder(9), gated=True, poison=9) as service:
+    async with scripted_service(recorder=StepRecorder(9), gated=True) as service:
         running = service.stub.Generate(request("a", [5], 3))
-        first = asyncio.create_task(read(service.stub.DumpSteps(engine_pb2.DumpStepsRequest())))
+        while not service.worker.plans:  # noqa: ASYNC110 (the engine's thread)
+            await asyncio.sleep(0.01)
+        dump = service.stub.DumpSteps(engine_pb2.DumpStepsRequest())
+        first = asyncio.create_task(code_of(dump) if engine_goes else read(dump))
         while not service.handle.step_dumps.is_busy:  # noqa: ASYNC110 (the server's end of the call)
             await asyncio.sleep(0.01)
         code, _ = await code_of(service.stub.DumpSteps(engine_pb2.DumpStepsRequest()))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        service.worker.open_gate()
-        check_trace(await first)
-        assert sum([len(answer.token_ids) async for answer in running]) == 3
-        service.worker.close_gate()
-        held = service.stub.Generate(request("b", [5], 3))
-        last = asyncio.create_task(code_of(service.stub.DumpSteps(engine_pb2.DumpStepsRequest())))
-        while not service.handle.step_dumps.is_busy:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        service.handle.detach(service.handle.current.reason)  # type: ignore[union-attr]
-        assert (await last)[0] is grpc.StatusCode.UNAVAILABLE
-        held.cancel()
+        if engine_goes:
+            service.handle.detach(Refusal(RefusalCode.ENGINE_GONE, "the engine is gone"))
+            assert await first == (grpc.StatusCode.UNAVAILABLE, "the engine is gone")
+        else:
+            service.worker.open_gate()
+            check_trace(await first)
+        running.cancel()
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
