@@ -37,6 +37,7 @@ from service_runtime.lifecycle import StopSignals
 from service_runtime.logs import configure_logging
 from service_runtime.metrics import start_metrics_server
 from service_runtime.process_tuning import keep_start_up_objects
+from service_runtime.slow_requests import SlowRequests
 from service_runtime.tls import BadTls, ServerTls
 
 _ENGINE_MODULE = "engine_service.engine_main"
@@ -57,7 +58,12 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     signals.install()
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, model_name=server.served_model_name, version=version("tokenwire"))
-    handle = EngineHandle(metrics=metrics, clock=time.monotonic, max_unread_tokens=server.max_unread_tokens)
+    handle = EngineHandle(
+        metrics=metrics,
+        clock=time.monotonic,
+        max_unread_tokens=server.max_unread_tokens,
+        slow=SlowRequests(server.slow_request_s, time.monotonic),
+    )
     vitals = Vitals(handle, VitalLimits(server.stalled_step_timeout_s), partial(secrets.token_hex, 16))
     health = ServiceHealth([SERVICE_NAME], {"loop": vitals.loop_moves, "model": vitals.model_answers})
     grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))

@@ -165,6 +165,12 @@ class EngineSettings(ServiceSettings):
     max_unread_tokens: int = Field(
         65_536, ge=1, description="tokens a slow reader may leave unread before its request is cancelled"
     )
+    slow_request_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="seconds after which a generation is slow: a line slow_request says where they went; 0: never",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
 

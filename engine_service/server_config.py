@@ -31,6 +31,7 @@ class ServerConfig:
     restart_engine: bool
     max_request_bytes: int
     max_unread_tokens: int
+    slow_request_s: float
     tls: ServerTlsFiles | None = None
 
 
@@ -52,5 +53,6 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.restart_engine,
         settings.max_request_bytes,
         settings.max_unread_tokens,
+        settings.slow_request_seconds,
         settings.tls,
     )

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from service_runtime.grpc_server import ServiceHealth, bind, server_options
 from service_runtime.model_files import tokenizer_fingerprint
+from service_runtime.slow_requests import SlowRequests
 from service_runtime.tls import ServerTls
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
@@ -100,7 +101,8 @@ class TokenizerApp:
         self.admission = Admission(settings.max_requests)
         self.quotas = Quotas(asyncio.get_running_loop().time, settings.max_requests)
         self._gate = Gate(table_source(settings.tenants, keys.digests), self.quotas)
-        self._runner = CallRunner(self.admission, self.metrics, self._gate)
+        slow = SlowRequests(settings.slow_request_seconds, asyncio.get_running_loop().time)
+        self._runner = CallRunner(self.admission, self.metrics, self._gate, slow)
         self.metrics.tenants.watch(self.quotas.named)
         self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
         self.sessions = LiveSessions()

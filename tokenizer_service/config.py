@@ -150,6 +150,12 @@ class TokenizerSettings(ServiceSettings):
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="seconds that running requests get to finish after SIGTERM"
     )
+    slow_request_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="seconds after which a generation is slow: a line slow_request says where they went; 0: never",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
 

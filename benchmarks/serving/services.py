@@ -50,8 +50,8 @@ async def start_engine(
     """Returns once the engine process has loaded the model."""
     process = _service("engine_service", log.with_suffix(".engine.log"), model, flags, environment)
     started(process)
-    port = int(str((await _event(process, "listening", deadline))["grpc_port"]))
-    await _event(process, "engine ready", deadline)
+    port = int(str((await logged_event(process, "listening", deadline))["grpc_port"]))
+    await logged_event(process, "engine ready", deadline)
     return Engine(process, f"127.0.0.1:{port}", f"tokenwire {version('tokenwire')}")
 
 
@@ -79,7 +79,7 @@ async def start_tokenizer(
         "tokenizer_service", log.with_suffix(".tokenizer.log"), model, ("--http-port", "0", *flags), environment
     )
     started(process)
-    listening = await _event(process, "listening", deadline)
+    listening = await logged_event(process, "listening", deadline)
     target = f"127.0.0.1:{listening['grpc_port']}"
     await _wait_until_serving(target, process, deadline)
     return target, f"http://127.0.0.1:{listening['http_port']}"
@@ -91,7 +91,7 @@ def _service(module: str, log: Path, model: Path, flags: Sequence[str], environm
     return GroupProcess(command, environment, log)
 
 
-async def _event(process: GroupProcess, name: str, deadline: float) -> dict[str, object]:
+async def logged_event(process: GroupProcess, name: str, deadline: float) -> dict[str, object]:
     """The first logged event of that name. TargetFailed when the process ends or is late."""
     while time.monotonic() < deadline:
         for line in process.log.read_text(errors="replace").splitlines():

@@ -6,6 +6,7 @@ Must not know: protobuf, gRPC calls, how the engine runs.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -19,6 +20,7 @@ from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
 from engine_service.loop.messages import Abort, EngineInfo, EngineReady, RequestTiming, StepReport, Submit
+from service_runtime.slow_requests import SlowRequests, never_slow
 
 STARTING = Refusal(RefusalCode.ENGINE_GONE, "the engine is starting", retry_after_s=1.0)
 SHUTTING_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "the engine service is shutting down")
@@ -43,8 +45,16 @@ class EngineHandle:
     """Owns the table of live requests, one for each sample. Lives on the event loop; nothing here waits for the
     engine."""
 
-    def __init__(self, *, metrics: EngineMetrics, clock: Callable[[], float], max_unread_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        metrics: EngineMetrics,
+        clock: Callable[[], float],
+        max_unread_tokens: int,
+        slow: SlowRequests | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._slow = slow or never_slow()
         self._clock = clock
         self._max_unread_tokens = max_unread_tokens
         self._next_id = 1
@@ -231,20 +241,26 @@ class EngineHandle:
             self._metrics.count_request(submission, submission.outcome)
         if not self._live:
             self._idle.set()
-        self._log.info(
-            "request finished",
-            request_id=submission.name,
-            sample=live.index,
-            reason=finish.reason.value,
-            code=finish.error.code.value if finish.error else None,
-            prompt_tokens=finish.prompt_tokens,
-            completion_tokens=finish.completion_tokens,
-            cached_tokens=finish.cached_tokens,
-            seconds=round(self._clock() - submission.started, 6),
-            queue_s=_rounded(timing.queue_s if timing else None),
-            prefill_s=_rounded(timing.prefill_s if timing else None),
-            decode_s=_rounded(timing.decode_s if timing else None),
-        )
+        self._tell_end(live, finish, timing)
+
+    def _tell_end(self, live: LiveRequest, finish: Finish, timing: RequestTiming | None) -> None:
+        submission = live.submission
+        fields: dict[str, Any] = {
+            "request_id": submission.name,
+            "sample": live.index,
+            "reason": finish.reason.value,
+            "code": finish.error.code.value if finish.error else None,
+            "prompt_tokens": finish.prompt_tokens,
+            "completion_tokens": finish.completion_tokens,
+            "cached_tokens": finish.cached_tokens,
+            "seconds": round(self._clock() - submission.started, 6),
+            "queue_s": _rounded(timing.queue_s if timing else None),
+            "prefill_s": _rounded(timing.prefill_s if timing else None),
+            "decode_s": _rounded(timing.decode_s if timing else None),
+        }
+        self._log.info("request finished", **fields)
+        if self._slow.is_slow(fields["seconds"]):
+            self._slow.tell(lambda: fields)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from service_runtime.slow_requests import SlowRequests, never_slow
 from service_runtime.wire import Malformed
+from tokenizer_service.api.call_times import CallTimes
 from tokenizer_service.api.errors import abort
 from tokenizer_service.api.generation_metrics import EndedGeneration, rejection
 from tokenizer_service.api.metrics import TokenizerMetrics
-from tokenizer_service.engines.messages import SamplingOptions, Usage
+from tokenizer_service.engines.messages import SamplingOptions, StageTimes, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.events import Completed
 from tokenizer_service.sessions.request import GenerationOptions
+from tokenizer_service.sessions.session import TextSession
 from tokenizer_service.tenants.gate import Gate
 from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
@@ -56,6 +59,9 @@ class Call:
     end: Completed | None = None
     options: GenerationOptions | None = None
     trace_id: str = ""
+    taken_at: float | None = None
+    stages: StageTimes | None = None
+    engines: tuple[str, ...] = ()
 
     def on_tokens(self, num_tokens: int, index: int) -> None:
         now = self.clock()
@@ -80,7 +86,11 @@ class Call:
 
     def on_taken(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
-        self.metrics.generations.validation.observe(self.clock() - self.started)
+        self.taken_at = self.clock()
+        self.metrics.generations.validation.observe(self.taken_at - self.started)
+
+    def on_left(self, session: TextSession) -> None:
+        self.stages, self.engines = session.stages, session.engines
 
     def on_stop_string(self) -> None:
         self.metrics.stop_string_cancels.inc()
@@ -117,6 +127,8 @@ class Call:
     def fields(self) -> dict[str, Any]:
         """What the log line says: counts and times, never text."""
         seconds: dict[str, Any] = {"seconds": round(self.clock() - self.started, 6)}
+        if self.request_id:  # without one HTTP's own, which every line of the request has, stays
+            seconds["request_id"] = self.request_id
         if self.tenant.name:
             seconds["tenant"] = self.tenant.name
         if self.prompt_tokens is None:
@@ -132,6 +144,23 @@ class Call:
             "first_token_seconds": first,
         }
 
+    @property
+    def is_generation(self) -> bool:
+        """Whether it was one, as far as could be told."""
+        return self.options is not None
+
+    def slow_fields(self) -> dict[str, Any]:
+        """What the line about a slow generation says beside `fields`: its stages and where it was served."""
+        failovers = max(0, len(self.engines) - 1)
+        times = CallTimes(
+            self.clock() - self.started, self._since(self.taken_at), self._since(self.first_token_at), self.stages
+        )
+        engine = self.engines[-1] if self.engines else None
+        return times.stages(failovers) | {"engine": engine, "failovers": failovers}
+
+    def _since(self, at: float | None) -> float | None:
+        return None if at is None else at - self.started
+
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
@@ -140,6 +169,7 @@ class CallRunner:
     admission: Admission
     metrics: TokenizerMetrics
     gate: Gate
+    slow: SlowRequests = field(default_factory=never_slow)
 
     async def run(
         self,
@@ -257,7 +287,11 @@ class CallRunner:
             self.metrics.generations.observe_end(ended)
         if call.tenant.name:
             self.metrics.tenants.ended(call.tenant.name, code, call.prompt_tokens or 0, call.completion_tokens)
-        _log.info("request_end", method=call.method, code=code, request_id=call.request_id, **call.fields())
+        fields = {"method": call.method, "code": code, **call.fields()}
+        _log.info("request_end", **fields)
+        if call.is_generation and self.slow.is_slow(fields["seconds"]):
+            self.metrics.slow_requests.inc()
+            self.slow.tell(lambda: fields | call.slow_fields())
 
 
 def authorization(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:

@@ -33,6 +33,10 @@ class HandleStream:
     def replica(self) -> str:
         return self.connection.address
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return (self.connection.address,)
+
     def cancel(self, index: int | None = None) -> None:
         if self.num_samples == 1:
             index = None  # the one sample is all

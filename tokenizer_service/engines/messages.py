@@ -211,6 +211,11 @@ class TokenStream(Protocol):
     def close(self) -> None:
         """Cancels if it still runs, and asks for no more news."""
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Addresses of those that have had it, in order; again, one that took it again."""
+        ...
+
 
 class ReplicaStream(TokenStream, Protocol):
     """The hold on a generation that one engine has taken."""

@@ -35,6 +35,11 @@ class CarriedRequest:
         self._parts: set[Part] = set()
         self._weights = ""  # of the first engine
         self._is_over = False
+        self._engines: list[str] = []
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return tuple(self._engines)
 
     def start(self) -> Refusal | None:
         """Hands the request to an engine, or says why there is none."""
@@ -43,6 +48,7 @@ class CarriedRequest:
         if isinstance(stream, Refusal):
             return stream
         self._weights = stream.model.weights_fingerprint
+        self._engines.append(stream.replica)
         self._parts.add(part)
         return None
 
@@ -186,6 +192,7 @@ class CarriedRequest:
     def _tell_resumed(self, part: Part, stream: ReplicaStream) -> None:
         tokens = sum(len(self._samples[place].token_ids) for place in part.places)
         self._failover.observer.on_resumed(part.reason, tokens)
+        self._engines.append(stream.replica)
         _log.warning(
             "request_resumed",
             request_id=self._submission.request_id,

@@ -67,7 +67,8 @@ class Guard:
             return
         scope["headers"] = [item for item in scope["headers"] if item[0] != REQUEST_ID.encode()]
         scope["headers"].append((REQUEST_ID.encode(), shown.encode()))
-        await self.app(scope, receive, send_noted)
+        with structlog.contextvars.bound_contextvars(request_id=shown):
+            await self.app(scope, receive, send_noted)
 
     def _identify(self, scope: Scope, headers: Headers) -> HttpError | None:
         """Notes the tenant in the scope."""

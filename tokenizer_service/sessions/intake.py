@@ -15,7 +15,7 @@ from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.request import GenerationOptions, RequestDraft, TextRequest
 from tokenizer_service.sessions.session import SessionObserver, TextSession
 from tokenizer_service.sessions.text_service import TextService
-from tokenizer_service.sessions.validation import RequestRules, check_model, validate_request
+from tokenizer_service.sessions.validation import MAX_ID_CHARS, RequestRules, check_model, validate_request
 from tokenizer_service.tenants.quota import Quota, Quotas
 from tokenizer_service.tenants.tenant import Tenant
 
@@ -34,6 +34,9 @@ class Caller(SessionObserver, Protocol):
 
     def on_taken(self, prompt_tokens: int) -> None:
         """An engine has it: from now on `prompt_tokens` are known."""
+
+    def on_left(self, session: TextSession) -> None:
+        """Its session is over, for whatever reason, and about to be closed."""
 
     @property
     def completion_tokens(self) -> int:
@@ -59,7 +62,10 @@ class Intake:
     @asynccontextmanager
     async def open(self, draft: RequestDraft, caller: Caller) -> AsyncIterator[TextSession | Refusal]:
         """The session of the draft, closed after the block, or why there is none. Its id is taken until then."""
-        request = self._validate(draft, caller)
+        new_id = self.new_id()
+        # A refusal is logged under an id, too; one that is too long is no id.
+        caller.request_id = draft.request_id if 0 < len(draft.request_id) <= MAX_ID_CHARS else new_id
+        request = self._validate(draft, caller, new_id)
         if isinstance(request, Refusal):
             yield request
             return
@@ -76,17 +82,20 @@ class Intake:
                 return
             caller.on_taken(session.prompt_tokens)
             with self.sessions.keep(session):
-                yield session
+                try:
+                    yield session
+                finally:
+                    caller.on_left(session)
         finally:
             tokens.settle()
             self.admission.release_id(request.tenant, request.request_id)
 
-    def _validate(self, draft: RequestDraft, caller: Caller) -> TextRequest | Refusal:
+    def _validate(self, draft: RequestDraft, caller: Caller, new_id: str) -> TextRequest | Refusal:
         model = self.texts.router.model()
         if model is None:
             return check_model(draft.model, self.model_name) or no_engine()
         rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
-        request = validate_request(draft, rules, new_id=self.new_id(), deadline=caller.deadline)
+        request = validate_request(draft, rules, new_id=new_id, deadline=caller.deadline)
         return request if isinstance(request, Refusal) else _of_tenant(request, caller.tenant)
 
 

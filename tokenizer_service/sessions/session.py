@@ -13,6 +13,7 @@ import structlog
 
 from tokenizer_service.engines.messages import (
     FinishReason,
+    StageTimes,
     TokenNews,
     TokenSink,
     TokenStream,
@@ -99,10 +100,17 @@ class TextSession:
         self._failure: Failed | None = None
         self._is_closed = False
         self._news = asyncio.Event()
+        self.stages: StageTimes | None = None
+        """Of the sample that ended last, as far as its engine told."""
 
     @property
     def prompt_tokens(self) -> int:
         return self._facts.prompt_tokens
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Addresses of those that have had it, in order."""
+        return () if self._stream is None else self._stream.engines
 
     @property
     def num_samples(self) -> int:
@@ -125,6 +133,8 @@ class TextSession:
 
     def on_news(self, news: TokenNews) -> None:
         sample = self._samples[news.index]
+        if news.finish is not None:
+            self.stages = news.finish.stages or self.stages
         if self._failure is not None or sample.end is not None:
             return
         if sample.is_cut:

@@ -45,6 +45,7 @@ class Engine:
     """Records what the session asks of its stream."""
 
     calls: list[str] = field(default_factory=list)
+    engines: tuple[str, ...] = ("engine",)
 
     def cancel(self, index: int | None = None) -> None:
         self.calls.append("cancel" if index is None else f"cancel {index}")
