@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,7 +14,8 @@ from docs.generate_metrics import TARGET, labels_of, name_of, render
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 from tests.fixtures.checkpoints import write_succ
 from tests.fixtures.http_calls import COMPLETIONS
-from tests.fixtures.http_stack import HttpStack, http_stack
+from tests.fixtures.http_stack import HttpStack, http_stack, together
+from tests.fixtures.stack import gauges
 
 OPEN_METRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.+) \|$", re.MULTILINE)
@@ -57,6 +59,42 @@ def test_a_running_service_exports_what_the_page_says(stack: HttpStack) -> None:
             assert set(labels_of(family)) <= rows[name_of(family)][1], family.name
     by_http = stack.client.get("/metrics", headers=OPEN_METRICS)
     assert by_http.headers["content-type"].startswith("application/openmetrics-text")
+
+
+# What the prefix cache holds is what was asked for last, at idle too.
+CACHED = re.compile(r"kv_blocks\{state=(cached|free)\}|prefix_map_blocks")
+
+
+def idle_gauges(stack: HttpStack) -> dict[str, float]:
+    both = [asyncio.run(gauges(service)) for service in (stack.engine, stack.tokenizer)]
+    return {name: value for each in both for name, value in each.items() if not CACHED.search(name)}
+
+
+def leave(stack: HttpStack) -> None:
+    """Asks for a long stream and goes away after its first event."""
+    body = {"prompt": [1000], "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    with stack.client.stream("POST", COMPLETIONS, json=body) as answer:
+        next(answer.iter_raw())
+
+
+def test_every_gauge_is_back_at_idle_after_load_of_any_kind(stack: HttpStack) -> None:
+    before = idle_gauges(stack)
+    assert len(before) > 20
+    bodies = [
+        {"prompt": "Hello", "temperature": 0},
+        {"prompt": "Hello", "n": 3, "max_tokens": 20, "temperature": 1.0},
+        {"prompt": ["Hello", "Hello there"], "max_tokens": 5},
+        {"prompt": [5] * 9000},
+        {"prompt": "Hello", "temperature": -1},
+    ]
+    calls = [lambda body=body: stack.post(COMPLETIONS, body).status_code for body in bodies * 4]
+    assert {200, 400} == set(together(calls))
+    together([lambda: leave(stack)] * 4)
+    stack.until_idle(10.0)
+    deadline = time.monotonic() + 5.0
+    while (now := idle_gauges(stack)) != before:
+        differing = {name: (before.get(name), value) for name, value in now.items() if value != before.get(name)}
+        assert time.monotonic() < deadline, f"not back at idle (before, now): {differing}"
 
 
 @pytest.mark.parametrize("service", ["engine", "tokenizer"])
