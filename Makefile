@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(subst =,,$(TORCH))
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup run test lint up down bench loadtest audit protos clean
+.PHONY: help setup run test lint up down bench loadtest audit docs protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,10 @@ audit: setup ## known vulnerabilities of the installed packages (asks pypi.org, 
 	@.run/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > .run/audit/installed.txt
 	@.run/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .run/audit/installed.txt
+
+docs: setup ## the documents as a site in .run/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "docs: .run/site/index.html"
 
 protos: setup ## regenerate the stubs
 	$(BIN)/python protos/generate.py

@@ -4,7 +4,7 @@
 Must not know: what the subcommands do.
 """
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 import typer
@@ -31,4 +31,12 @@ def add_plugins(group: typer.Typer) -> None:
             group.command(entry.name)(entry.load())
         except ModuleNotFoundError as missing:
             package = str(missing.name).partition(".")[0]
-            typer.echo(f"tokenwire: `{GROUP} {entry.name}` needs {package}: pip install 'tokenwire[engine]'", err=True)
+            needed = _requirement(entry, package)
+            typer.echo(f"tokenwire: `{GROUP} {entry.name}` needs {package}: pip install '{needed}'", err=True)
+
+
+def _requirement(entry: EntryPoint, package: str) -> str:
+    """What brings it: the extra of its distribution that the entry point names, else the missing package itself."""
+    if entry.dist is None or not entry.extras:
+        return package
+    return f"{entry.dist.name}[{','.join(entry.extras)}]"

@@ -1,0 +1,47 @@
+"""All that a document's command is not run as written with, and why. Nothing else is replaced.
+
+Must not know: pages.
+"""
+
+import re
+from collections.abc import Mapping
+
+# Default ports, and those that documents use for ports that are off by default. Tests run beside other services, so
+# each stands for a free one.
+PORTS = (50049, 50050, 50051, 50061, 8000, 9090, 9091)
+_PORT = re.compile(r"\b(" + "|".join(map(str, PORTS)) + r")\b")
+
+# Names of hosts that are the reader's own.
+HOSTS = {"tokenizer-1": "127.0.0.1", "tokenizer-2": "127.0.0.1"}
+
+# `make TARGET` with `--dry-run`: the test that runs it, or what it would do to the run that it is part of.
+DRY_TARGETS = {
+    "test": "this suite is what it runs",
+    "lint": "`make test` has run it before this suite",
+    "docs": "tests/documents/test_site.py builds the site",
+    "protos": "tests/contract/test_protos.py generates and compares them",
+    "clean": "it would remove the environment that runs the tests",
+}
+
+# In the default suite engines that pages start do not compute (`--simulate`) but for these: the commands are the point
+# there, and pages that start none are run against the real model.
+COMPUTING = ("README.md",)
+
+# In the default suite a load test takes a second; in the slow group some more.
+_SECONDS = re.compile(r"(--(?:duration|warmup)|-t) (\d+)(s?)\b")
+
+# Tests within tests are collected, not run.
+_PYTEST = re.compile(r"\bpytest -q\b")
+
+
+def with_ports(code: str, ports: Mapping[int, int]) -> str:
+    """Default ports and example hosts are those of the services that run here."""
+    for name, address in HOSTS.items():
+        code = code.replace(name, address)
+    return _PORT.sub(lambda found: str(ports.get(int(found[1]), found[1])), code)
+
+
+def shortened(code: str, most_s: int) -> str:
+    """Load tests take `most_s` seconds at most, and tests within tests are collected only."""
+    code = _SECONDS.sub(lambda found: f"{found[1]} {min(int(found[2]), most_s)}{found[3]}", code)
+    return _PYTEST.sub("pytest --collect-only -q", code)
