@@ -22,8 +22,9 @@ TARGET = Path(__file__).with_name("api.md")
 PROTOS = Path(__file__).parents[1] / "protos"
 HEADER = """# API reference
 
-Made from the `.proto` files by `docs/generate_api.py`; a test fails when it is stale. Both services answer server reflection, so `grpcurl` and the
-like need no files. *optional* fields tell unset from zero; in a *one of* at most one is set. Sources: `protos/tokenwire`.
+Made from the `.proto` files of `protos/tokenwire` by `docs/generate_api.py`; a test fails when it is stale. Both
+services answer server reflection, so `grpcurl` and the like need no files. *optional* fields tell unset from zero; in
+a *one of* at most one is set.
 """
 # The services that people call come first.
 ORDER = ("tokenizer", "engine", "common")

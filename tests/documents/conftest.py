@@ -25,7 +25,7 @@ _STARTS = ("make up", "tokenwire-tokenizer --")
 
 
 class MakePlace(Protocol):
-    """A place for blocks of one page. Load tests run `most_s` seconds there, engines that it starts may be simulated."""
+    """A place for blocks of one page, where load tests run `most_s` seconds and engines may be simulated."""
 
     def __call__(self, blocks: list[Block], most_s: int, simulated: bool = False) -> AbstractContextManager[Place]: ...
 

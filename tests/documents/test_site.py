@@ -12,13 +12,8 @@ from markdown_it import MarkdownIt
 from docs.generate_api import TARGET, render
 from tests.documents.blocks import PAGES, ROOT
 
-LINKED = (
-    *PAGES,
-    ROOT / "CHANGELOG.md",
-    ROOT / "SECURITY.md",
-    ROOT / "benchmarks/README.md",
-    ROOT / "benchmarks/RESULTS.md",
-)
+OUTSIDE = ("CHANGELOG.md", "SECURITY.md", "benchmarks/README.md", "benchmarks/RESULTS.md")
+LINKED = (*PAGES, *(ROOT / name for name in OUTSIDE))
 
 
 def test_the_api_reference_is_fresh() -> None:

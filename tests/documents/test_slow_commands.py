@@ -1,4 +1,4 @@
-"""The commands of slow groups, page by page: `pytest -m slow tests/documents -k load`. One that lacks what it needs fails."""
+"""The commands of slow groups, page by page (`pytest -m slow tests/documents -k load`). What lacks something fails."""
 
 from pathlib import Path
 
