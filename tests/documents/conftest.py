@@ -17,11 +17,12 @@ from engine_service.simulated.step_model import StepModel
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 from tests.documents.blocks import ROOT, Block
 from tests.documents.place import Place, place_in
+from tests.documents.substitutions import SHARING
 from tests.fixtures.http_stack import http_stack
 
 _LEFT_OUT = (".git", ".venv", ".run", "*.egg-info", ".*_cache", ".hypothesis")
 # A page with one of these starts its services itself; the others find them running.
-_STARTS = ("make up", "tokenwire-tokenizer --")
+_STARTS = ("make up", "tokenwire-tokenizer --", "tokenwire-engine --")
 
 
 class MakePlace(Protocol):
@@ -60,7 +61,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_place(request: pytest.FixtureRequest, tree: Path, tmp_path: Path) -> MakePlace:
     def make(blocks: list[Block], most_s: int, simulated: bool = False) -> AbstractContextManager[Place]:
-        starts = any(word in block.code for block in blocks for word in _STARTS)
+        starts = any(word in block.code for block in blocks if block.page not in SHARING for word in _STARTS)
         ports = None if starts else request.getfixturevalue("shared_ports")
         variables = {}
         if simulated:

@@ -27,6 +27,9 @@ DRY_TARGETS = {
 # there, and pages that start none are run against the real model.
 COMPUTING = ("README.md",)
 
+# Pages whose services start beside those that other pages find running: on any free ports, not on the default ones.
+SHARING = ("docs/operating.md",)
+
 # In the default suite a load test takes a second; in the slow group some more.
 _SECONDS = re.compile(r"(--(?:duration|warmup)|-t) (\d+)(s?)\b")
 
