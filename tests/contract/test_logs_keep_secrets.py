@@ -25,9 +25,9 @@ FAILING = f"{{{{ '{PROMPT}'.nothing.at }}}}"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
-    """Both services at the most talkative level, for clients with a key."""
+    """Both services at the most talkative level, for clients with a key; every request is slow."""
     folder = write_succ(tmp_path_factory.mktemp("succ"), resolve_model_folder(DEFAULT_MODEL))
-    debug = ("--log-level", "debug")
+    debug = ("--log-level", "debug", "--slow-request-seconds", "0.000001")
     tokenizer = (*debug, "--api-key", KEY, "--allow-chat-template-override")
     engine = (*debug, "--num-blocks", "256")
     with http_stack(folder, tmp_path_factory.mktemp("logs"), engine_flags=engine, tokenizer_flags=tokenizer) as made:
@@ -115,3 +115,4 @@ def assert_some_requests_were_logged(logs: dict[str, str]) -> None:
     """Otherwise nothing was shown."""
     assert logs["engine.log"].count("request finished") > 10
     assert logs["tokenizer.log"].count("request_end") > 10
+    assert all("slow_request" in text for text in logs.values())
