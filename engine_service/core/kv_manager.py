@@ -99,6 +99,13 @@ class KvManager:
         request.num_slots += self._block_size
         return (block,)
 
+    def give_back(self, request: Request) -> None:
+        """The blocks behind the one of the request's next token, which a draft had needed."""
+        keep = request.num_scheduled // self._block_size + 1
+        while len(request.block_table) > keep:
+            self.pool.release(request.block_table.pop(), False)
+            request.num_slots -= self._block_size
+
     def publish(self, request: Request) -> None:
         """Indexes the blocks that `num_computed` has filled since the last call."""
         for number in range(request.num_published, request.num_computed // self._block_size):

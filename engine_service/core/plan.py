@@ -32,9 +32,12 @@ class Chunk(NamedTuple):
 
     The worker holds the token ids itself: those of `NewRequest`, and every token it sampled since, so
     that a chunk can be planned before the token it starts with has been read back. `new_block_ids` are
-    appended to the request's block table. `samples`: the chunk reaches the request's last token, so the
+    its blocks from the one that begins at `start` or behind it. `samples`: the chunk reaches the request's last token, so the
     worker takes logits there and samples the token at position `start + length`.
     `allow_stop` is False while min_tokens is not reached: the request's stop tokens must not be sampled.
+    `draft`: the chunk ends with these guessed tokens, of positions `start + 1` on. Each of its positions samples, as if
+    the draft were right up to there; what counts ends with the first sample that is not the next guessed token. No
+    further chunk of the request is planned until that is known.
     (A named tuple, because hundreds are made in a step and a frozen dataclass costs three times as much.)
     """
 
@@ -44,11 +47,12 @@ class Chunk(NamedTuple):
     new_block_ids: tuple[int, ...]
     samples: bool
     allow_stop: bool = True
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step of the engine: decode chunks (length 1) first, then prefill chunks.
+    """One step of the engine: decode chunks (length 1 and a draft) first, then prefill chunks.
 
     `dropped` are requests that the worker forgets before it executes the chunks (finished, aborted or
     preempted since the previous plan). A request in `new` is always also in `chunks`; it may be in
@@ -95,7 +99,9 @@ class Result:
 
     `sampled` pairs (request id, token id), in the order of the plan's chunks. `logprobs` are those of the
     sampled tokens, for the requests that want them. `prompt_logprobs` are those of prompt tokens that
-    follow a token of this step, for the requests that want them.
+    follow a token of this step, for the requests that want them. `accepted` are guessed tokens that were right, for the
+    requests that have some: they come before the request's token in `sampled`, which is the one after them; so do their
+    log probabilities.
     """
 
     step: int
@@ -103,3 +109,4 @@ class Result:
     failures: tuple[Failure, ...] = ()
     logprobs: tuple[tuple[int, PositionLogprobs], ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    accepted: tuple[tuple[int, tuple[int, ...]], ...] = ()

@@ -39,6 +39,7 @@ class StepDraft:
         "chunks",
         "copies",
         "decode_tokens",
+        "draft_tokens",
         "lifts",
         "new",
         "num_decodes",
@@ -59,6 +60,7 @@ class StepDraft:
         self.preempted: list[int] = []
         self.num_decodes = 0
         self.decode_tokens = 0
+        self.draft_tokens = 0
         self.prefill_tokens = 0
         self.short_of_blocks = False
         self.lifts = False
@@ -101,7 +103,7 @@ class Planner:
                 prefilling.append(request)
                 continue
             # At the limit, the sample in flight is the last token.
-            if known >= request.length_limit or request.status is not _RUNNING:
+            if known >= request.length_limit or request.status is not _RUNNING or request.num_drafted:
                 continue
             new_blocks: tuple[int, ...] = ()
             if start >= request.num_slots:

@@ -11,6 +11,7 @@ from engine_service.core.fairness import Account, Tenant
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.prefix_index import CachedBlock
+from engine_service.core.prompt_lookup import PromptLookup
 from engine_service.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Request:
         "last_published",
         "length_limit",
         "logprobs",
+        "lookup",
         "num_computed",
+        "num_drafted",
         "num_given",
         "num_published",
         "num_reported",
@@ -130,7 +133,9 @@ class Request:
         self.first_missing_key: bytes | None = None
         self.was_admitted = False
         self.cached_tokens = 0  # prompt tokens found in the cache at the first admission
+        self.lookup: PromptLookup | None = None  # made when a draft could pay
         # Running.
+        self.num_drafted = 0  # guessed tokens in flight: where they stop being right is not known yet
         self.in_flight = 0  # plans not yet applied that name this request
         self.block_keys: list[bytes] = []  # chain keys of the first full blocks, as far as needed so far
         self.block_table: list[int] = []

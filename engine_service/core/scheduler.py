@@ -29,6 +29,7 @@ from engine_service.core.queue_limits import QueueLimits
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
 from engine_service.core.scheduler_config import SchedulerConfig as SchedulerConfig
+from engine_service.core.speculation import Speculation
 from engine_service.core.speed import Speed
 from engine_service.core.stats import Counters, EngineStats, StepRecord
 from engine_service.core.stopping import finish_reason
@@ -46,10 +47,11 @@ _FINISHED = RequestStatus.FINISHED
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A plan whose result has not been applied, and the requests of its chunks, one by one."""
+    """A plan whose result has not been applied, the requests of its chunks, and its tokens if all it does is decode."""
 
     plan: Plan
     requests: tuple[Request, ...]
+    decode_rows: int
 
 
 class Scheduler:
@@ -68,6 +70,8 @@ class Scheduler:
         self._shares = FairShares(config.max_num_requests, SLACK_STEPS * config.step_token_budget)
         self._planner = Planner(config, self._kv, self._roster, self._shares)
         self._speed = Speed(config.step_token_budget)
+        self._speculation = Speculation(config, self._kv, self._roster, self._shares) if config.max_draft_tokens else None
+        self._decode_rows = 0  # of the latest result, if its step only decoded
         self._num_started = 0
         self._queue_limits = QueueLimits(config, self._roster.waiting, self._shares, self._speed)
         self._punctuality = Punctuality(self._speed, self._roster, self._kv, self._shares, config.max_num_requests)
@@ -123,6 +127,8 @@ class Scheduler:
         self._expire(now)
         self._shares.expire(now)
         draft = self._planner.draft()
+        if self._speculation is not None:
+            self._speculation.add_drafts(draft)
         if not draft.chunks and not self._roster.dropped:
             return None
         return self._launch(draft)
@@ -134,6 +140,8 @@ class Scheduler:
             expected = "no plan" if flight is None else f"step {flight.plan.step}"
             raise ValueError(f"result of step {result.step}, but {expected} is the oldest in flight")
         self._flights.popleft()
+        self._decode_rows = flight.decode_rows
+        accepted = dict(result.accepted)
         sampled = dict(result.sampled)
         failures = {failure.request_id: failure for failure in result.failures}
         self._keep_logprobs(result)
@@ -149,13 +157,15 @@ class Scheduler:
                     code = RefusalCode.INVALID if failure.is_clients else RefusalCode.FAILED
                     self._finish(request, FinishReason.ERROR, error=Refusal(code, failure.message))
                 else:
-                    self._settle(request, chunk, sampled)
+                    self._settle(request, self._take_draft(request, chunk, accepted) if chunk.draft else chunk, sampled)
             if not was_running and request.in_flight == 0:
                 self._roster.settled(request)
 
     def observe_step(self, seconds: float, num_tokens: int) -> None:
         """How long a step took that was planned and applied, for estimates of how soon requests are served."""
         self._speed.observe_step(seconds, num_tokens)
+        if self._speculation is not None and self._decode_rows:
+            self._speculation.observe(seconds, self._decode_rows)
         if len(self._roster.waiting):
             self._speed.observe_queue(seconds, self._num_started)
         self._num_started = 0
@@ -195,6 +205,8 @@ class Scheduler:
             evictions=kv.evictions,
             finished_by_reason=dict(counters.finished),
             tenants=self._shares.named_counts(),
+            drafted_tokens=0 if self._speculation is None else self._speculation.drafted_tokens,
+            accepted_tokens=0 if self._speculation is None else self._speculation.accepted_tokens,
         )
 
     def check_idle(self) -> None:
@@ -244,8 +256,9 @@ class Scheduler:
             tuple(draft.copies),
             draft.prefill_tokens,
         )
-        self._flights.append(_Flight(plan, tuple(draft.requests)))
         pool = self._kv.pool
+        decode_rows = 0 if draft.prefill_tokens else draft.decode_tokens + draft.draft_tokens
+        self._flights.append(_Flight(plan, tuple(draft.requests), decode_rows))
         self.last_record = StepRecord(
             step=plan.step,
             decode_tokens=draft.decode_tokens,
@@ -258,6 +271,7 @@ class Scheduler:
             num_decodes=draft.num_decodes,
             cached_blocks=pool.num_cached,
             free_blocks=pool.num_free - pool.num_cached,
+            draft_tokens=draft.draft_tokens,
         )
         return plan
 
@@ -269,6 +283,13 @@ class Scheduler:
         for part in result.prompt_logprobs:
             if part.request_id in self._live:
                 self._live[part.request_id].keep_prompt_logprobs(part.entries)
+
+    def _take_draft(self, request: Request, chunk: Chunk, accepted: dict[int, tuple[int, ...]]) -> Chunk:
+        """The chunk without the part of its draft that was wrong; what was right is appended."""
+        assert self._speculation is not None
+        tokens = accepted.get(request.request_id, ())
+        self._counters.generated_tokens += len(tokens)
+        return self._speculation.settle(request, chunk, tokens)
 
     def _settle(self, request: Request, chunk: Chunk, sampled: dict[int, int]) -> None:
         """The chunk's KV exists now; its token, if it sampled one, is appended and judged."""

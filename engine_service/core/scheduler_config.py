@@ -22,7 +22,8 @@ class SchedulerConfig:
     `max_model_len` bounds prompt plus completion and must fit the pool (see `servable_model_len`).
     `prefill_per_decode` bounds the prompt tokens of a step that also decodes, so that a long prompt does not hold up
     the streams that run: so many for each decode, such that the step's rows are whole tiles, and
-    MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound.
+    MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound. `max_draft_tokens` bounds the guessed tokens that a decode may
+    verify in a step. 0: none.
     """
 
     block_size: int
@@ -36,6 +37,7 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int]
     prefix_cache: bool
     prefill_per_decode: int = 0
+    max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._check_positive()
@@ -57,6 +59,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} {value:,} is below 1")
         if self.prefill_per_decode < 0:
             raise ValueError(f"prefill_per_decode {self.prefill_per_decode:,} is negative")
+        if self.max_draft_tokens < 0:
+            raise ValueError(f"max_draft_tokens {self.max_draft_tokens:,} is negative")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len {self.max_model_len:,} is below 2 (one prompt token, one new token)")
 

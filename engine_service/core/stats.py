@@ -28,6 +28,8 @@ class EngineStats:
     evictions: int  # blocks whose reusable content was given up
     finished_by_reason: dict[FinishReason, int]
     tenants: tuple[tuple[str, int, int], ...] = ()  # name, running, waiting; of those with a name and a request
+    drafted_tokens: int = 0  # guessed tokens that were computed
+    accepted_tokens: int = 0  # those that were right
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class StepRecord:
     num_decodes: int = 0  # the plan's first chunks, so many, are decodes
     cached_blocks: int = 0
     free_blocks: int = 0
+    draft_tokens: int = 0  # guessed tokens that its decodes verify
 
 
 class Counters:

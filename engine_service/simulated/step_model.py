@@ -19,7 +19,7 @@ class BadStepModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes: requests that decode, prompt tokens, and the positions that their attention reads."""
+    """What a step computes: requests that decode (and tokens of their drafts), prompt tokens, and the positions that their attention reads."""
 
     decode_rows: int
     prefill_tokens: int
@@ -29,12 +29,12 @@ class StepWork:
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "StepWork":
         """A token reads all positions up to its own."""
-        decodes = [chunk for chunk in chunks if chunk.length == 1]
-        prefills = [chunk for chunk in chunks if chunk.length > 1]
+        decodes = [chunk for chunk in chunks if chunk.length == 1 or chunk.draft]
+        prefills = [chunk for chunk in chunks if chunk.length > 1 and not chunk.draft]
         return cls(
-            len(decodes),
+            sum(chunk.length for chunk in decodes),
             sum(chunk.length for chunk in prefills),
-            sum(chunk.start + 1 for chunk in decodes),
+            sum(chunk.length * (chunk.start + 1) for chunk in decodes),
             sum(chunk.length * chunk.start + chunk.length * (chunk.length + 1) // 2 for chunk in prefills),
         )
 

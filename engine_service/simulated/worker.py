@@ -66,18 +66,33 @@ class SimulatedWorker:
 
     def _compute(self, plan: Plan) -> Result:
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        sampled = tuple((chunk.request_id, self._token(chunk)) for chunk in sampling)
+        tokens = [(chunk.request_id, self._tokens(chunk)) for chunk in sampling]
         wanted = [
             (request_id, self._entry(token, count))
-            for request_id, token in sampled
+            for request_id, some in tokens
             if (count := self._requests[request_id].sampling.logprobs) is not None
+            for token in some
         ]
         scored = [part for chunk in plan.chunks if (part := self._score(chunk)) is not None]
-        return Result(plan.step, sampled, (), tuple(wanted), tuple(scored))
+        return Result(
+            plan.step,
+            tuple((request_id, some[-1]) for request_id, some in tokens),
+            (),
+            tuple(wanted),
+            tuple(scored),
+            tuple((request_id, some[:-1]) for request_id, some in tokens if len(some) > 1),
+        )
 
-    def _token(self, chunk: Chunk) -> int:
+    def _tokens(self, chunk: Chunk) -> tuple[int, ...]:
+        """What is right of the chunk's draft, and the token after it."""
+        position = chunk.start + chunk.length - len(chunk.draft)
+        right = 0
+        while right < len(chunk.draft) and chunk.draft[right] == self._token(chunk, position + right):
+            right += 1
+        return (*chunk.draft[:right], self._token(chunk, position + right))
+
+    def _token(self, chunk: Chunk, position: int) -> int:
         sampling = self._requests[chunk.request_id].sampling
-        position = chunk.start + chunk.length
         return token_at(sampling.seed, position, self._vocab_size, self._eos_token_ids | sampling.stop_token_ids)
 
     def _score(self, chunk: Chunk) -> PromptLogprobs | None:

@@ -7,6 +7,7 @@ so that a token just sampled is input of the next step before the host has seen 
 handles N chunks and, in numpy, T tokens; never the context.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -41,7 +42,8 @@ class StepInput:
     """One step, ready to run: T tokens, of which R rows give logits and sample.
 
     `input_ids`, `positions` int64 [T]; `sample_rows` int64 [R] are batch rows in plan order;
-    `token_places` int64 [R] say where in the token buffer each sampled token goes. `num_logprobs` int64 [R]:
+    `token_places` int64 [R] say where in the token buffer each sampled token goes. `request_ids`: whose each row is; a
+    draft's rows are neighbours. `num_logprobs` int64 [R]:
     how many most likely tokens to report with a row's log probability, -1 for none at all; None: for no row.
     """
 
@@ -77,7 +79,6 @@ class InputBatch:
         self._row_length = limits.max_model_len + 1
         self._tokens = torch.zeros(rows * self._row_length, dtype=torch.int32, device=device)
         self._blocks = np.zeros((rows, -(-limits.max_model_len // limits.block_size)), dtype=np.int32)
-        self._num_blocks = np.zeros(rows, dtype=np.int64)
         self._stop_ids: dict[int, IntArray] = {}
         self._seed = np.zeros(rows, dtype=np.int64)
         self._temperature = np.zeros(rows, dtype=np.float32)
@@ -101,7 +102,11 @@ class InputBatch:
         for request in plan.new:
             self._add(request)
         for chunk in plan.chunks:
-            self._append_blocks(self._row_of[chunk.request_id], chunk.new_block_ids)
+            if chunk.new_block_ids:
+                first = -(-chunk.start // self._limits.block_size)
+                self._set_blocks(self._row_of[chunk.request_id], first, chunk.new_block_ids)
+            if chunk.draft:
+                self._write_draft(chunk)
 
     @property
     def has_scored_prompts(self) -> bool:
@@ -139,8 +144,7 @@ class InputBatch:
         begin = row * self._row_length
         ids = np.array(request.token_ids, dtype=np.int32)
         self._tokens[begin : begin + len(ids)] = self._to_device(ids)
-        self._num_blocks[row] = 0
-        self._append_blocks(row, request.block_ids)
+        self._set_blocks(row, 0, request.block_ids)
         self._set_sampling(row, request)
 
     def _set_sampling(self, row: int, request: NewRequest) -> None:
@@ -181,11 +185,13 @@ class InputBatch:
             self._newest = (key, rules)
         return self._newest[1]
 
-    def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
-        if block_ids:
-            count = self._num_blocks[row]
-            self._blocks[row, count : count + len(block_ids)] = block_ids
-            self._num_blocks[row] = count + len(block_ids)
+    def _set_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
+        self._blocks[row, first : first + len(block_ids)] = block_ids
+
+    def _write_draft(self, chunk: Chunk) -> None:
+        """Guessed tokens stand where the right ones will: the samples of the step replace them all."""
+        begin = self._row_of[chunk.request_id] * self._row_length + chunk.start + 1
+        self._tokens[begin : begin + len(chunk.draft)] = self._to_device(np.array(chunk.draft, dtype=np.int32))
 
     def step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
         """The input of a step of these chunks, one or more."""
@@ -197,18 +203,20 @@ class InputBatch:
         np.cumsum(lengths, out=query_start[1:])
         token_rows = np.repeat(rows, lengths)
         positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
-        samples = np.fromiter((chunk.samples for chunk in chunks), np.bool_, count)
         ends = starts + lengths
         token_index = self._to_device(token_rows * self._row_length + positions)
+        sampling = _sampling_places(chunks, query_start)
+        sampling_rows, following = token_rows[sampling], positions[sampling] + 1
+        samplers = [chunk for chunk in chunks if chunk.samples for _ in range(1 + len(chunk.draft))]
         return StepInput(
             layout=self._layout(rows, token_rows, positions, query_start, ends),
             input_ids=self._tokens.index_select(0, token_index).long(),
             positions=self._to_device(positions),
-            sample_rows=self._to_device(query_start[1:][samples] - 1),
-            token_places=self._to_device((rows * self._row_length + ends)[samples]),
-            sampling=self._sampling(chunks, rows[samples], ends[samples]),
-            request_ids=tuple(chunk.request_id for chunk in chunks if chunk.samples),
-            num_logprobs=self._wanted_logprobs(rows[samples]),
+            sample_rows=self._to_device(sampling),
+            token_places=self._to_device(sampling_rows * self._row_length + following),
+            sampling=self._sampling(samplers, sampling_rows, following),
+            request_ids=tuple([chunk.request_id for chunk in samplers]),
+            num_logprobs=self._wanted_logprobs(sampling_rows),
         )
 
     def _layout(
@@ -232,14 +240,14 @@ class InputBatch:
             seq_lens_list=seq_lens.tolist(),
         )
 
-    def _sampling(self, chunks: tuple[Chunk, ...], rows: IntArray, positions: IntArray) -> SamplingRows:
-        """Settings of the sampling rows; the uniform number is that of the place the token will have."""
+    def _sampling(self, samplers: Sequence[Chunk], rows: IntArray, positions: IntArray) -> SamplingRows:
+        """Settings of the sampling rows; the uniform number is that of the place the token will have. `samplers`: the
+        chunk of each row."""
         temperature = self._temperature[rows]
         drawn = uniforms(self._seed[rows], positions) if temperature.any() else np.zeros(len(rows))
-        sampling_chunks = (chunk for chunk in chunks if chunk.samples)
         pairs = [
             pair
-            for place, (chunk, row) in enumerate(zip(sampling_chunks, rows.tolist(), strict=True))
+            for place, (chunk, row) in enumerate(zip(samplers, rows.tolist(), strict=True))
             if not chunk.allow_stop
             for pair in product((place,), self._stop_ids[row].tolist())
         ]
@@ -266,3 +274,16 @@ class InputBatch:
             return None
         wanted = np.array([self._num_logprobs.get(row, -1) for row in rows.tolist()], dtype=np.int64)
         return wanted if (wanted >= 0).any() else None
+
+
+def _sampling_places(chunks: tuple[Chunk, ...], query_start: IntArray) -> IntArray:
+    """Places in the flattened step whose tokens sample: the last of a chunk that does, and those of its draft."""
+    count = len(chunks)
+    samples = np.fromiter((chunk.samples for chunk in chunks), np.bool_, count)
+    last = query_start[1:][samples] - 1
+    drafted = [len(chunk.draft) for chunk in chunks if chunk.samples]
+    if not any(drafted):
+        return last
+    numbers = np.array(drafted) + 1
+    within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers), numbers)
+    return np.repeat(last + 1, numbers) + within

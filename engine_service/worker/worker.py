@@ -27,6 +27,7 @@ from engine_service.worker.sampler import Sampler
 from engine_service.worker.sampling_rows import TokenMasks
 from engine_service.worker.scored_pieces import ScoredPiece, cut
 from engine_service.worker.transfer import Fetched, SampledLists, Transfer, Upload
+from engine_service.worker.verification import DraftRows, Verified, draft_rows, verify
 
 MAX_PLANS_IN_FLIGHT = 2
 _NOT_FINITE = "the model's logits were not finite"
@@ -53,7 +54,8 @@ class _Launched:
     """A plan that was given to the device; what it gives may still be computed there.
 
     `sampled` is of the requests in `request_ids`, `logprobs` of those among them that have their number in
-    `with_logprobs`. `off_grammar`: the requests that cannot follow their grammar, and why.
+    `with_logprobs`. `drafts`: the rows among them that verify a draft. `off_grammar`: the requests that cannot follow
+    their grammar, and why.
     """
 
     step: int
@@ -63,6 +65,7 @@ class _Launched:
     logprobs: LogprobRows | None = None
     scored: tuple[_Scored, ...] = ()
     off_grammar: dict[int, str] = field(default_factory=dict)
+    drafts: tuple[DraftRows, ...] = ()
 
 
 class Worker:
@@ -106,10 +109,16 @@ class Worker:
         launched = self._launched.popleft()
         failures = {part.request_id: _NOT_FINITE for part in launched.scored if not bool(part.sound.all())}
         tokens: list[tuple[int, int]] = []
+        verified = Verified()
         if launched.sampled is not None:
             sampled = launched.sampled()
-            failures |= _failures(launched.request_ids, sampled)
+            bad = _bad_rows(sampled)
+            verified = verify(launched.drafts, sampled.token_ids, bad)
+            failures |= {launched.request_ids[row]: bad[row] for row in bad if row not in verified.void}
             tokens = list(zip(launched.request_ids, sampled.token_ids, strict=True))
+            if launched.drafts:
+                others = verified.before | verified.void
+                tokens = [pair for row, pair in enumerate(tokens) if row not in others]
         failures |= launched.off_grammar
         clients = launched.off_grammar.keys()
         return Result(
@@ -119,12 +128,13 @@ class Worker:
                 Failure(name, message, name in clients or message is _NOTHING_LEFT)
                 for name, message in failures.items()
             ),
-            _logprobs(launched, failures),
+            _logprobs(launched, failures, verified.void),
             tuple(
                 PromptLogprobs(part.request_id, part.start, part.rows.entries())
                 for part in launched.scored
                 if part.request_id not in failures
             ),
+            tuple(part for part in verified.accepted if part[0] not in failures),
         )
 
     def close(self) -> None:
@@ -182,13 +192,15 @@ class Worker:
             self._grammars.sampled(ruled, sampled.token_ids.tolist)
         off_grammar = self._grammars.failures(step.request_ids)
         fetched = self._transfer.fetch(sampled)
+        drafts = draft_rows(chunks)
         if wanted is None:
-            return _Launched(number, step.request_ids, fetched, scored=scored, off_grammar=off_grammar)
+            return _Launched(number, step.request_ids, fetched, (), None, scored, off_grammar, drafts)
         assert output.logits is not None
         index = np.flatnonzero(wanted >= 0)
         rows = self._transfer.upload(index)
         logprobs = logprob_rows(output.logits, rows, sampled.token_ids[rows], wanted[index])
-        return _Launched(number, step.request_ids, fetched, tuple(index.tolist()), logprobs, scored, off_grammar)
+        numbers = tuple(index.tolist())
+        return _Launched(number, step.request_ids, fetched, numbers, logprobs, scored, off_grammar, drafts)
 
     def _masked(self, step: StepInput, ruled: list[tuple[int, int]]) -> StepInput:
         """The step with the masks of the rows that have a grammar."""
@@ -203,23 +215,25 @@ class Worker:
         return self._sampler.sample(output.logits, step.sampling, output.best)
 
 
-def _failures(request_ids: tuple[int, ...], sampled: SampledLists) -> dict[int, str]:
-    """The requests that got no token, and why. A message stands for its reason: it is compared by identity."""
+def _bad_rows(sampled: SampledLists) -> dict[int, str]:
+    """The rows that got no token, and why. A message stands for its reason: it is compared by identity."""
     sound = sampled.sound
     has_choice = sound if sampled.has_choice is None else sampled.has_choice
     return {
-        request_id: _NOTHING_LEFT if is_sound else _NOT_FINITE
-        for request_id, is_sound, is_left in zip(request_ids, sound, has_choice, strict=True)
+        row: _NOTHING_LEFT if is_sound else _NOT_FINITE
+        for row, (is_sound, is_left) in enumerate(zip(sound, has_choice, strict=True))
         if not (is_sound and is_left)
     }
 
 
-def _logprobs(launched: _Launched, failures: dict[int, str]) -> tuple[tuple[int, PositionLogprobs], ...]:
+def _logprobs(
+    launched: _Launched, failures: dict[int, str], void: frozenset[int]
+) -> tuple[tuple[int, PositionLogprobs], ...]:
     if launched.logprobs is None:
         return ()
-    names = (launched.request_ids[number] for number in launched.with_logprobs)
-    entries = zip(names, launched.logprobs.entries(), strict=True)
-    return tuple(entry for entry in entries if entry[0] not in failures)
+    names, rows = launched.request_ids, launched.with_logprobs
+    entries = zip(rows, launched.logprobs.entries(), strict=True)
+    return tuple((names[row], entry) for row, entry in entries if row not in void and names[row] not in failures)
 
 
 def build_worker(config: WorkerConfig, ranks: OtherRanks | None = None) -> Worker:

@@ -30,6 +30,7 @@ CONFIGS = st.sampled_from([1, 2, 4, 8]).flatmap(
             "max_waiting_tokens": st.integers(20, 200),
             "max_model_len": st.just(32),
             "prefix_cache": st.booleans(),
+            "max_draft_tokens": st.sampled_from([0, 1, 4, 9]),
         }
     )
 )
@@ -42,10 +43,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     depth = 0
 
-    @initialize(settings_=CONFIGS, weak_hash=st.booleans())
-    def start(self, settings_: dict[str, Any], weak_hash: bool) -> None:
+    @initialize(settings_=CONFIGS, weak_hash=st.booleans(), repeats=st.booleans())
+    def start(self, settings_: dict[str, Any], weak_hash: bool, repeats: bool) -> None:
         arguments: dict[str, Any] = {"hash_function": lambda data: bytes([sum(data) % 4])} if weak_hash else {}
-        self.engine = Engine(config(**settings_), depth=self.depth, **arguments)
+        self.engine = Engine(config(**settings_), depth=self.depth, repeats=repeats, **arguments)
         self.most_waiting: int = settings_["max_waiting_requests"]
         self.requests: dict[int, Request] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -198,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.engine.device.held
         for number, item in self.requests.items():
             finish = self.finishes[number]
-            tokens, reason = alone(self.prompts[number], item.sampling, 32)
+            tokens, reason = alone(self.prompts[number], item.sampling, 32, repeats=self.engine.device.repeats)
             if finish.reason is FinishReason.ABORT:
                 assert self.streams[number] == tokens[: len(self.streams[number])]
                 assert finish.error is None or self.is_expired(number)

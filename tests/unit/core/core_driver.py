@@ -103,9 +103,12 @@ def history_digest(token_ids: Iterable[int]) -> int:
     return digest
 
 
-def pick(digest: int, seed: int, stops: frozenset[int], allow_stop: bool) -> int:
-    """The device's next token after a history: any of the vocabulary, stops only where allowed."""
+def pick(digest: int, seed: int, stops: frozenset[int], allow_stop: bool, last: int | None = None) -> int:
+    """The device's next token after a history: any of the vocabulary, stops only where allowed. With `last`, the last
+    token, the text repeats itself: three times in four it goes on as it did after this token before."""
     token = (digest + 13 * seed) % VOCABULARY
+    if last is not None and digest % 4:
+        token = 1 + (5 * last + 3) % 7
     while token in stops and not allow_stop:
         token = (token + 1) % VOCABULARY
     return token
@@ -115,13 +118,17 @@ def stop_tokens(params: SamplingParams) -> frozenset[int]:
     return params.stop_token_ids | (frozenset() if params.ignore_eos else EOS)
 
 
-def alone(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> tuple[list[int], FinishReason]:
+def alone(
+    prompt: Sequence[int], params: SamplingParams, max_model_len: int, *, repeats: bool = False
+) -> tuple[list[int], FinishReason]:
     """The plain reference: what the request must give, whatever happens around it."""
     tokens: list[int] = []
     stops = stop_tokens(params)
     while len(tokens) < params.max_tokens and len(prompt) + len(tokens) < max_model_len:
         allow_stop = len(tokens) >= params.min_tokens
-        tokens.append(pick(history_digest([*prompt, *tokens]), params.seed, stops, allow_stop))
+        history = [*prompt, *tokens]
+        last = history[-1] if repeats else None
+        tokens.append(pick(history_digest(history), params.seed, stops, allow_stop, last))
         if tokens[-1] in stops and allow_stop:
             return tokens, FinishReason.STOP
     return tokens, FinishReason.LENGTH
@@ -140,6 +147,7 @@ class CheckingDevice:
     """Executes plans over slots that hold the digest of the history up to there, and checks each plan."""
 
     config: SchedulerConfig
+    repeats: bool = False
     held: dict[int, _Held] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
     failing: set[int] = field(default_factory=set)
@@ -152,15 +160,16 @@ class CheckingDevice:
             self._add(new)
         for source, destination in plan.copies:
             self._copy(source, destination)
-        sampled = []
-        failures = []
+        sampled, accepted, failures = [], [], []
         for chunk in plan.chunks:
-            token = self._compute(chunk)
+            tokens = self._compute(chunk)
             if chunk.request_id in self.failing:
                 failures.append(Failure(chunk.request_id, "made to fail"))
-            elif token is not None:
-                sampled.append((chunk.request_id, token))
-        return Result(plan.step, tuple(sampled), tuple(failures))
+            elif tokens:
+                sampled.append((chunk.request_id, tokens[-1]))
+                if len(tokens) > 1:
+                    accepted.append((chunk.request_id, tuple(tokens[:-1])))
+        return Result(plan.step, tuple(sampled), tuple(failures), accepted=tuple(accepted))
 
     def _check(self, plan: Plan) -> None:
         ids = [chunk.request_id for chunk in plan.chunks]
@@ -188,24 +197,44 @@ class CheckingDevice:
             if source * size + place in self.slots:
                 self.slots[destination * size + place] = self.slots[source * size + place]
 
-    def _compute(self, chunk: Chunk) -> int | None:
+    def _compute(self, chunk: Chunk) -> list[int]:
+        """The tokens that come of it: none, one, or those of a draft that were right and one more."""
         held = self.held[chunk.request_id]
-        held.block_table.extend(chunk.new_block_ids)
-        end = chunk.start + chunk.length
+        if chunk.new_block_ids:
+            held.block_table[-(-chunk.start // self.config.block_size) :] = chunk.new_block_ids
+        end = chunk.start + chunk.length - len(chunk.draft)
         assert end <= len(held.token_ids)
         assert chunk.samples == (end == len(held.token_ids))
-        digest = 0
-        for position in range(end):
-            digest = _digest(digest, held.token_ids[position])
+        assert chunk.samples or not chunk.draft
+        digests = self._store(chunk, held)
+        if not chunk.samples:
+            return []
+        tokens = [self._pick(held, digests[end - 1], held.token_ids[end - 1], chunk)]
+        for place, guessed in enumerate(chunk.draft):
+            if guessed != tokens[-1]:
+                break
+            tokens.append(self._pick(held, digests[end + place], guessed, chunk))
+        held.token_ids.extend(tokens)
+        if chunk.draft:  # the scheduler has the blocks behind the next token back
+            del held.block_table[(len(held.token_ids) - 1) // self.config.block_size + 1 :]
+        return tokens
+
+    def _pick(self, held: _Held, digest: int, last: int, chunk: Chunk) -> int:
+        return pick(digest, held.seed, held.stops, chunk.allow_stop, last if self.repeats else None)
+
+    def _store(self, chunk: Chunk, held: _Held) -> list[int]:
+        """The digests of all positions up to the chunk's last, its draft's too: guesses are written like tokens."""
+        digest, digests = 0, []
+        tokens = [*held.token_ids, *chunk.draft] if chunk.draft else held.token_ids
+        for position in range(chunk.start + chunk.length):
+            digest = _digest(digest, tokens[position])
+            digests.append(digest)
             slot = self._slot(held, position)
             if position >= chunk.start:
                 self._check_private(chunk.request_id, slot // self.config.block_size)
                 self.slots[slot] = digest
             assert self.slots.get(slot) == digest, f"request {chunk.request_id}: wrong KV at {position}"
-        if not chunk.samples:
-            return None
-        held.token_ids.append(pick(digest, held.seed, held.stops, chunk.allow_stop))
-        return held.token_ids[-1]
+        return digests
 
     def _check_private(self, request_id: int, block: int) -> None:
         owners = [other for other, held in self.held.items() if block in held.block_table]
@@ -219,9 +248,11 @@ class CheckingDevice:
 class Engine:
     """Scheduler and device joined; `depth` plans may be in flight while the next one is made."""
 
-    def __init__(self, settings: SchedulerConfig, *, depth: int = 0, **scheduler_arguments: Any) -> None:
+    def __init__(
+        self, settings: SchedulerConfig, *, depth: int = 0, repeats: bool = False, **scheduler_arguments: Any
+    ) -> None:
         self.scheduler = Scheduler(settings, **scheduler_arguments)
-        self.device = CheckingDevice(settings)
+        self.device = CheckingDevice(settings, repeats)
         self.depth = depth
         self.in_flight: deque[Result] = deque()
         self.news: list[RequestNews] = []
@@ -271,7 +302,7 @@ class Engine:
 
     def assert_as_alone(self, item: Request) -> None:
         prompt = item.token_ids[: item.prompt_length]
-        tokens, reason = alone(prompt, item.sampling, self.device.config.max_model_len)
+        tokens, reason = alone(prompt, item.sampling, self.device.config.max_model_len, repeats=self.device.repeats)
         finish = self.finish_of(item.request_id)
         assert (self.tokens_of(item.request_id), finish.reason) == (tokens, reason)
         assert (finish.prompt_tokens, finish.completion_tokens) == (len(prompt), len(tokens))
