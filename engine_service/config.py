@@ -34,6 +34,7 @@ class DeviceChoice(Enum):
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormatName = Literal["plain", "int4"]
 DefaultSamplingName = Literal["model", "neutral"]
+SpeculationName = Literal["off", "prompt-lookup"]
 
 
 class EngineSettings(ServiceSettings):
@@ -120,6 +121,12 @@ class EngineSettings(ServiceSettings):
         "neutral where that is silent) or neutral (temperature 1, nothing cut off, nothing penalised)",
     )
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
+    speculation: SpeculationName = Field(
+        "off",
+        description="off, or prompt-lookup: decodes verify tokens guessed from earlier in their own text, where that "
+        "pays; the text stays the same",
+    )
+    max_draft_tokens: int = Field(16, ge=1, le=64, description="guessed tokens of a request in a step at most")
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     check_invariants: bool = Field(
         False,
@@ -210,6 +217,11 @@ class EngineSettings(ServiceSettings):
             raise ValueError(
                 f"--max-waiting-tokens {self.max_waiting_tokens:,} is below --max-model-len "
                 f"{self.max_model_len:,}: the longest prompts could never wait for their turn"
+            )
+        if self.speculation != "off" and self.overlap:
+            raise ValueError(
+                f"--speculation {self.speculation} and --overlap contradict each other: a guess follows the last "
+                "token, which is not known yet when the next step is planned ahead"
             )
         if self.simulate is not None and self.tensor_parallel_size > 1:
             raise ValueError(

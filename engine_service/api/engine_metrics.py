@@ -26,6 +26,8 @@ _CUMULATIVE = {
     "cached_tokens": ("prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     "evictions": ("kv_block_evictions", "KV blocks whose reusable content was given up."),
     "steps": ("steps", "Engine steps."),
+    "drafted_tokens": ("speculation_drafted_tokens", "Guessed tokens that were verified."),
+    "accepted_tokens": ("speculation_accepted_tokens", "Guessed tokens that were right."),
 }
 
 

@@ -59,7 +59,7 @@ class HitRates:
         return (self._right[place] + prior) / (self._tried[place] + WEIGHT_OF_COMMON)
 
     def survival(self, match: int) -> Iterator[float]:
-        """Probabilities that the first guess is right, the first two are, ...: each right one makes the match longer."""
+        """Probabilities that the first guess is right, the first two are, ...: with each the match gets longer."""
         chance = 1.0
         for length in range(match, MOST_MATCHED):
             chance *= self.rate(length)

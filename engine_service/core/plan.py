@@ -32,8 +32,8 @@ class Chunk(NamedTuple):
 
     The worker holds the token ids itself: those of `NewRequest`, and every token it sampled since, so
     that a chunk can be planned before the token it starts with has been read back. `new_block_ids` are
-    its blocks from the one that begins at `start` or behind it. `samples`: the chunk reaches the request's last token, so the
-    worker takes logits there and samples the token at position `start + length`.
+    its blocks from the one that begins at `start` or behind it. `samples`: the chunk reaches the request's last token,
+    so the worker takes logits there and samples the token at position `start + length`.
     `allow_stop` is False while min_tokens is not reached: the request's stop tokens must not be sampled.
     `draft`: the chunk ends with these guessed tokens, of positions `start + 1` on. Each of its positions samples, as if
     the draft were right up to there; what counts ends with the first sample that is not the next guessed token. No

@@ -70,7 +70,9 @@ class Scheduler:
         self._shares = FairShares(config.max_num_requests, SLACK_STEPS * config.step_token_budget)
         self._planner = Planner(config, self._kv, self._roster, self._shares)
         self._speed = Speed(config.step_token_budget)
-        self._speculation = Speculation(config, self._kv, self._roster, self._shares) if config.max_draft_tokens else None
+        self._speculation = (
+            Speculation(config, self._kv, self._roster, self._shares) if config.max_draft_tokens else None
+        )
         self._decode_rows = 0  # of the latest result, if its step only decoded
         self._num_started = 0
         self._queue_limits = QueueLimits(config, self._roster.waiting, self._shares, self._speed)

@@ -22,8 +22,8 @@ class SchedulerConfig:
     `max_model_len` bounds prompt plus completion and must fit the pool (see `servable_model_len`).
     `prefill_per_decode` bounds the prompt tokens of a step that also decodes, so that a long prompt does not hold up
     the streams that run: so many for each decode, such that the step's rows are whole tiles, and
-    MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound. `max_draft_tokens` bounds the guessed tokens that a decode may
-    verify in a step. 0: none.
+    MIN_PREFILL_BESIDE_DECODES at least. 0: no such bound.
+    `max_draft_tokens` bounds the guessed tokens that a decode may verify in a step. 0: none.
     """
 
     block_size: int

@@ -19,7 +19,8 @@ class BadStepModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes: requests that decode (and tokens of their drafts), prompt tokens, and the positions that their attention reads."""
+    """What a step computes: requests that decode and tokens of their drafts, prompt tokens, and the positions that
+    their attention reads."""
 
     decode_rows: int
     prefill_tokens: int

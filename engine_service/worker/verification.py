@@ -32,7 +32,7 @@ class Verified:
 
 def draft_rows(chunks: Sequence[Chunk]) -> tuple[DraftRows, ...]:
     """Of a step with these chunks."""
-    if not any([chunk.draft for chunk in chunks]):
+    if not any(chunk.draft for chunk in chunks):
         return ()
     found: list[DraftRows] = []
     row = 0
