@@ -50,5 +50,6 @@ def quoting(seed: int, sentences: int = 10, max_tokens: int = 192) -> Question:
 def inventing(seed: int, max_tokens: int = 192) -> Question:
     """A story, drawn: nothing of it stands in the prompt."""
     dice = random.Random(seed)
-    text = f"Write a story about {dice.choice(_THEMES)} and {dice.choice(_THEMES)}. Begin with the letter {dice.choice('ABCDEFG')}."
+    themes = f"{dice.choice(_THEMES)} and {dice.choice(_THEMES)}"
+    text = f"Write a story about {themes}. Begin with the letter {dice.choice('ABCDEFG')}."
     return Question(text, 1.0, max_tokens)
