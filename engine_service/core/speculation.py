@@ -25,6 +25,9 @@ MOST_STRETCH = 1.25
 LEAST_CHANCE = 0.02
 """A guess that is less likely to count pays nowhere."""
 
+LEAST_ROWS = 64
+"""So many positions of a step may sample; more, where more requests may run: devices have memory for their logits."""
+
 CATCH_UP_TOKENS = 2048
 """Tokens that are indexed in one step: a long prompt takes several, so that no step is held up."""
 
@@ -54,7 +57,8 @@ class Speculation:
             return
         curve = self._costs.curve()
         rows = step.decode_tokens + step.prefill_tokens
-        most = min(step.room, curve.most_rows(rows) - rows)
+        free_rows = max(self._config.max_num_requests, LEAST_ROWS) - len(step.chunks)
+        most = min(step.room, free_rows, curve.most_rows(rows) - rows)
         candidates, drafting = self._candidates(step)
         if not candidates or most <= 0:
             return
