@@ -11,6 +11,7 @@ from engine_service.config import (
     DeviceChoice,
     DtypeName,
     EngineSettings,
+    SpeculationName,
     WeightFormatName,
 )
 from service_runtime.logs import LogFormat
@@ -47,8 +48,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
-    """Bounds of one step (tokens) and of the queue. `prefill_per_decode` None: the backend's choice. `max_draft_tokens`
-    0: no speculation."""
+    """Bounds of one step (tokens) and of the queue. `prefill_per_decode` None: the backend's choice."""
 
     step_token_budget: int
     prefill_chunk_size: int
@@ -58,6 +58,7 @@ class SchedulingConfig:
     max_waiting_tokens: int
     overlap: bool
     check_invariants: bool = False
+    speculation: SpeculationName = "off"
     max_draft_tokens: int = 0
 
 
@@ -117,7 +118,8 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.max_waiting_tokens,
             settings.overlap,
             settings.check_invariants,
-            0 if settings.speculation == "off" else settings.max_draft_tokens,
+            settings.speculation,
+            settings.max_draft_tokens,
         ),
         LogConfig(settings.log_level, settings.log_format),
         RecorderConfig(settings.step_recorder_steps, settings.step_dump_folder),

@@ -149,7 +149,7 @@ def build_engine(
             prefill_per_decode=(
                 info.prefill_per_decode if scheduling.prefill_per_decode is None else scheduling.prefill_per_decode
             ),
-            max_draft_tokens=scheduling.max_draft_tokens,
+            max_draft_tokens=0 if scheduling.speculation == "off" else scheduling.max_draft_tokens,
         )
     )
     loop = EngineLoop(

@@ -88,6 +88,9 @@ def test_every_setting_reaches_a_composed_object() -> None:
     ("arguments", "words"),
     [
         (["--prefill-chunk-size", "1024"], ["--prefill-chunk-size 1,024", "--step-token-budget 512"]),
+        (["--speculation", "prompt-lookup", "--overlap"], ["--speculation prompt-lookup", "--overlap", "contradict"]),
+        (["--speculation", "magic"], ["--speculation"]),
+        (["--max-draft-tokens", "65"], ["--max-draft-tokens", "65", "64"]),
         (["--max-num-requests", "513"], ["--max-num-requests 513", "512"]),
         (["--num-blocks", "8", "--kv-cache-memory", "1GiB"], ["--num-blocks", "--kv-cache-memory"]),
         (["--max-model-len", "100", "--max-waiting-tokens", "99"], ["99", "100"]),
