@@ -84,6 +84,8 @@ def test_decodes_come_before_prefills_of_older_requests_and_before_new_ones():
         used_blocks=8,
         admitted=(3,),
         preempted=(),
+        num_decodes=1,
+        free_blocks=8,
     )
 
 
