@@ -24,6 +24,7 @@ from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.front import Front
 from engine_service.api.grpc_service import SERVICE_NAME, EngineService, add_to_server
+from engine_service.api.request_trace import RequestTraces
 from engine_service.api.supervisor import EngineSupervisor
 from engine_service.api.vitals import VitalLimits, Vitals
 from engine_service.api.watchdog import Watchdog
@@ -39,6 +40,7 @@ from service_runtime.metrics import start_metrics_server
 from service_runtime.process_tuning import keep_start_up_objects
 from service_runtime.slow_requests import SlowRequests
 from service_runtime.tls import BadTls, ServerTls
+from service_runtime.tracing import TracingExtraMissing, start_tracer
 
 _ENGINE_MODULE = "engine_service.engine_main"
 
@@ -58,6 +60,10 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     signals.install()
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, model_name=server.served_model_name, version=version("tokenwire"))
+    try:
+        tracer = start_tracer(server.traces, service=PROGRAM, version=version("tokenwire"))
+    except TracingExtraMissing as error:
+        return str(error)
     handle = EngineHandle(
         metrics=metrics,
         clock=time.monotonic,
@@ -67,7 +73,7 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
     vitals = Vitals(handle, VitalLimits(server.stalled_step_timeout_s), partial(secrets.token_hex, 16))
     health = ServiceHealth([SERVICE_NAME], {"loop": vitals.loop_moves, "model": vitals.model_answers})
     grpc_server = grpc.aio.server(options=server_options(server.max_request_bytes))
-    door = _door(handle, metrics)
+    door = _door(handle, metrics, RequestTraces(tracer, time.monotonic, server.served_model_name))
     service = _add_service(grpc_server, server, handle, door, signals)
     metrics.watch(stalled_s=lambda: vitals.stalled_s, sessions=lambda: service.num_sessions)
     await health.add_to(grpc_server)
@@ -101,6 +107,7 @@ async def serve(engine: EngineConfig, server: ServerConfig) -> str | None:
         return await front.run()
     finally:
         metrics_server.close()
+        tracer.close()
 
 
 def _watch(
@@ -121,13 +128,14 @@ class _Facade:
     port: int
 
 
-def _door(handle: EngineHandle, metrics: EngineMetrics) -> Door:
+def _door(handle: EngineHandle, metrics: EngineMetrics, traces: RequestTraces) -> Door:
     randomness = random.SystemRandom()
     return Door(
         handle,
         metrics,
         draw_seed=partial(randomness.getrandbits, 63),
         draw_name=partial(secrets.token_hex, 16),
+        traces=traces,
     )
 
 

@@ -16,6 +16,7 @@ from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
 from service_runtime.logs import LogFormat
 from service_runtime.model_files import DEFAULT_MODEL
 from service_runtime.tls_files import ServerTlsFiles, server_files
+from service_runtime.trace_options import OtlpEndpoint, TraceOptions
 
 ENV_PREFIX = "TOKENWIRE_ENGINE_"
 PROGRAM = "tokenwire-engine"
@@ -178,6 +179,13 @@ class EngineSettings(ServiceSettings):
         le=86_400,
         description="seconds after which a generation is slow: a line slow_request says where they went; 0: never",
     )
+    otlp_endpoint: OtlpEndpoint | None = Field(
+        None,
+        description="http://HOST:PORT or https://HOST:PORT that takes traces over OTLP/gRPC (default: off)",
+    )
+    trace_sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the requests to trace, of those whose caller has not decided it"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: LogFormat = Field("auto", description="auto (JSON unless on a terminal), json or console")
 
@@ -237,6 +245,10 @@ class EngineSettings(ServiceSettings):
         if self.step_dump_folder is not None and not self.step_dump_folder.is_dir():
             raise ValueError(f"--step-dump-folder: {self.step_dump_folder} is not a folder")
         return self
+
+    @property
+    def traces(self) -> TraceOptions:
+        return TraceOptions(self.otlp_endpoint, self.trace_sample_ratio)
 
     @property
     def tls(self) -> ServerTlsFiles | None:

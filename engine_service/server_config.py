@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine_service.config import EngineSettings
 from service_runtime.tls_files import ServerTlsFiles
+from service_runtime.trace_options import NO_TRACES, TraceOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class ServerConfig:
     max_unread_tokens: int
     slow_request_s: float
     tls: ServerTlsFiles | None = None
+    traces: TraceOptions = NO_TRACES
 
 
 def server_config(settings: EngineSettings) -> ServerConfig:
@@ -55,4 +57,5 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.max_unread_tokens,
         settings.slow_request_seconds,
         settings.tls,
+        settings.traces,
     )

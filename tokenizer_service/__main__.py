@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 
 import structlog
 
@@ -18,6 +19,7 @@ from service_runtime.metrics import MetricsServer, start_metrics_server
 from service_runtime.model_files import ModelNotFound, resolve_model_folder
 from service_runtime.process_tuning import keep_start_up_objects
 from service_runtime.tls import BadTls
+from service_runtime.tracing import TracingExtraMissing, start_tracer
 from tokenizer_service.app import LoadedModel, TokenizerApp, load_model
 from tokenizer_service.config import ENV_PREFIX, PROGRAM, TokenizerSettings
 from tokenizer_service.fleet import BadEngine
@@ -31,8 +33,10 @@ _log = structlog.get_logger()
 async def _serve(settings: TokenizerSettings, model: LoadedModel, keys: ApiKeys, began: float) -> None:
     signals = StopSignals()
     signals.install()
-    app = TokenizerApp(settings, model, random.SystemRandom(), keys, ask_to_drain=signals.ask)
+    tracer = start_tracer(settings.traces, service=PROGRAM, version=version("tokenwire"))
+    app = TokenizerApp(settings, model, random.SystemRandom(), keys, ask_to_drain=signals.ask, tracer=tracer)
     async with AsyncExitStack() as stack:
+        stack.callback(tracer.close)
         stack.push_async_callback(app.stop)
         keep_start_up_objects()
         await app.start()
@@ -72,7 +76,7 @@ def main() -> None:
         keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         model = load_model(resolve_model_folder(settings.model), settings)
         asyncio.run(_serve(settings, model, keys, began))
-    except (BadEngine, BadKeys, BadTenants, BadTls, ModelNotFound, PortInUse) as error:
+    except (BadEngine, BadKeys, BadTenants, BadTls, ModelNotFound, PortInUse, TracingExtraMissing) as error:
         fail(PROGRAM, str(error))
     except TextError as error:
         fail(PROGRAM, f"the tokenizer of {settings.model} cannot be used: {error.message}")

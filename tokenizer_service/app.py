@@ -21,6 +21,8 @@ from service_runtime.grpc_server import ServiceHealth, bind, server_options
 from service_runtime.model_files import tokenizer_fingerprint
 from service_runtime.slow_requests import SlowRequests
 from service_runtime.tls import ServerTls
+from service_runtime.tracing import NO_TRACER, Tracer
+from tokenizer_service.api.call_trace import CallTraces
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
 from tokenizer_service.api.metrics import TokenizerMetrics
@@ -89,8 +91,11 @@ class TokenizerApp:
         *,
         resolve: Resolve = resolve_host,
         ask_to_drain: Callable[[float | None], None] = lambda grace_s: None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        """`ask_to_drain` is called for an operator. Raises BadTls, BadEngine and BadTenants."""
+        """`ask_to_drain` is called for an operator; `tracer` stays the caller's to close. Raises BadTls, BadEngine and
+        BadTenants.
+        """
         self._settings = settings
         self._model = model
         self._dice = dice
@@ -102,7 +107,9 @@ class TokenizerApp:
         self.quotas = Quotas(asyncio.get_running_loop().time, settings.max_requests)
         self._gate = Gate(table_source(settings.tenants, keys.digests), self.quotas)
         slow = SlowRequests(settings.slow_request_seconds, asyncio.get_running_loop().time)
-        self._runner = CallRunner(self.admission, self.metrics, self._gate, slow)
+        self._tracer = tracer
+        traces = CallTraces(tracer, settings.model_name)
+        self._runner = CallRunner(self.admission, self.metrics, self._gate, slow, traces)
         self.metrics.tenants.watch(self.quotas.named)
         self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
         self.sessions = LiveSessions()
@@ -173,6 +180,7 @@ class TokenizerApp:
                 BodyLimits(settings.max_request_bytes, settings.http_body_timeout), settings.http_write_timeout
             ),
             gate=self._gate,
+            tracer=self._tracer,
             cors_origins=settings.cors_origin,
         )
         bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout)

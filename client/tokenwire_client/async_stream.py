@@ -16,6 +16,7 @@ from tokenwire_client.channels import Lease
 from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError, Unavailable
 from tokenwire_client.retry import Attempts
 from tokenwire_client.rpc_errors import translate
+from tokenwire_client.tracing import RequestTrace
 from tokenwire_client.types import Completion, Delta
 
 
@@ -50,7 +51,9 @@ class AsyncStream:
         reopen: Callable[[float | None], OpenCall],
         attempts: Attempts,
         assembly: Assembly,
+        trace: RequestTrace,
     ) -> None:
+        self._trace = trace
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
@@ -115,12 +118,12 @@ class AsyncStream:
                 response = await self._read()
                 if response is None:
                     self._assembly.finish()
-                    self._current.end()
+                    self._end()
                 elif (delta := self._assembly.add(response)) is not None:
                     return delta
         except TokenwireError as failure:
             self._failure = failure
-            self._current.end()
+            self._end()
             raise
         return None
 
@@ -151,12 +154,17 @@ class AsyncStream:
     def _leave(self) -> None:
         if self._assembly.completion is None and self._failure is None:
             self._failure = Cancelled(ErrorCode.CANCELLED, "the stream was left before its end")
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing more comes, or is wanted."""
         self._current.end()
+        self._trace.end(self._assembly.completions, self._failure)
 
     def __del__(self) -> None:
         # The collector may run in any thread, and the loop may be gone (then so is the call).
         if self._assembly.completion is None and self._failure is None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._current.end)
+            self._loop.call_soon_threadsafe(self._end)
 
 
 def being_cancelled() -> bool:

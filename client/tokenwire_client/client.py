@@ -37,6 +37,7 @@ from tokenwire_client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy, check
 from tokenwire_client.rpc_errors import translate
 from tokenwire_client.tls import Tls
 from tokenwire_client.tools import Tool, ToolChoice
+from tokenwire_client.tracing import RequestTrace, Tracer, trace_of
 from tokenwire_client.types import DEFAULT_SAMPLING, Health, Message, Model, Sampling
 
 Answer = TypeVar("Answer")
@@ -59,7 +60,8 @@ class AsyncClient:
     are encrypted with `tls`. `api_key` says who asks, where the service wants to know; without `tls` others on the
     network can read it. `timeout`, in seconds, is the deadline of each call that gives none; None is no deadline,
     `math.inf` in a call overrides it. Every method raises subclasses of TokenwireError; InvalidRequest is raised before
-    anything is sent when a value cannot go on the wire.
+    anything is sent when a value cannot go on the wire. Generations join the trace that is current in the application
+    (OpenTelemetry's), or that of their `traceparent`; with an OpenTelemetry `tracer` each is a span of its own there.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class AsyncClient:
         streams_per_connection: int = STREAMS_PER_CONNECTION,
         max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._tls = tls
         self._metadata = key_metadata(api_key)
         self._timeout = check_timeout(timeout)
@@ -93,17 +97,21 @@ class AsyncClient:
         cache_salt: str | None = None,
         priority: int | None = None,
         request_id: str = "",
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> AsyncStream:
         """Continues a text, or token ids. The request is sent at once; call it inside the event loop."""
         identity = convert.Identity(model, request_id, cache_salt, priority)
         request = convert.generate_request(prompt, sampling, identity, add_special_tokens=add_special_tokens)
 
+        trace = trace_of("text_completion", model, self._tracer, traceparent)
+
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
-            return OpenCall(lease.link.service.Generate(request, timeout=remaining, metadata=self._metadata), lease)
+            metadata = (*self._metadata, *trace.metadata)
+            return OpenCall(lease.link.service.Generate(request, timeout=remaining, metadata=metadata), lease)
 
-        return self._stream(start, timeout, new_assembly(sampling))
+        return self._stream(start, timeout, new_assembly(sampling), trace)
 
     def chat(
         self,
@@ -120,6 +128,7 @@ class AsyncClient:
         cache_salt: str | None = None,
         priority: int | None = None,
         request_id: str = "",
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> AsyncStream:
         """The assistant's next turn, which may call `tools`.
@@ -132,11 +141,14 @@ class AsyncClient:
             messages, sampling, identity, rendering, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
         )
 
+        trace = trace_of("chat", model, self._tracer, traceparent)
+
         def start(remaining: float | None) -> OpenCall:
             lease = self._pool.lease()
-            return OpenCall(lease.link.service.Chat(request, timeout=remaining, metadata=self._metadata), lease)
+            metadata = (*self._metadata, *trace.metadata)
+            return OpenCall(lease.link.service.Chat(request, timeout=remaining, metadata=metadata), lease)
 
-        return self._stream(start, timeout, new_assembly(sampling, tools))
+        return self._stream(start, timeout, new_assembly(sampling, tools), trace)
 
     async def tokenize(
         self,
@@ -224,10 +236,11 @@ class AsyncClient:
         return Attempts(self._retry, seconds, self._clock)
 
     def _stream(
-        self, start: Callable[[float | None], OpenCall], timeout: float | None, assembly: Assembly
+        self, start: Callable[[float | None], OpenCall], timeout: float | None, assembly: Assembly, trace: RequestTrace
     ) -> AsyncStream:
         attempts = self._attempts(timeout)
-        return AsyncStream(start(attempts.remaining()), start, attempts, assembly)
+        with trace.ending_with_failure():
+            return AsyncStream(start(attempts.remaining()), start, attempts, assembly, trace)
 
     async def _ask(self, call: Callable[[_Link, float | None], Awaitable[Answer]], timeout: float | None) -> Answer:
         attempts = self._attempts(timeout)

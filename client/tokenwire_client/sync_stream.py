@@ -15,6 +15,7 @@ from tokenwire_client.channels import Lease
 from tokenwire_client.errors import Cancelled, ErrorCode, TokenwireError, Unavailable
 from tokenwire_client.retry import Attempts
 from tokenwire_client.rpc_errors import translate
+from tokenwire_client.tracing import RequestTrace
 from tokenwire_client.types import Completion, Delta
 
 
@@ -58,7 +59,9 @@ class Stream:
         reopen: Callable[[float | None], OpenCall],
         attempts: Attempts,
         assembly: Assembly,
+        trace: RequestTrace,
     ) -> None:
+        self._trace = trace
         self._current = first
         self._reopen = reopen
         self._attempts = attempts
@@ -94,7 +97,12 @@ class Stream:
         """Ends the request, if it still runs. Idempotent."""
         if self._assembly.completion is None and self._failure is None:
             self._failure = Cancelled(ErrorCode.CANCELLED, "the stream was left before its end")
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing more comes, or is wanted."""
         self._current.end()
+        self._trace.end(self._assembly.completions, self._failure)
 
     def __iter__(self) -> Generator[Delta, None, None]:
         # A generator, because only a generator is told when a loop over it is left.
@@ -121,12 +129,12 @@ class Stream:
                 response = self._read()
                 if response is None:
                     self._assembly.finish()
-                    self._current.end()
+                    self._end()
                 elif (delta := self._assembly.add(response)) is not None:
                     return delta
         except TokenwireError as failure:
             self._failure = failure
-            self._current.end()
+            self._end()
             raise
         return None
 
@@ -150,7 +158,7 @@ class Stream:
 
     def __del__(self) -> None:
         if self._assembly.completion is None and self._failure is None:
-            self._current.end()
+            self._end()
 
 
 def translate_blocking(error: grpc.RpcError) -> TokenwireError:

@@ -15,6 +15,7 @@ from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.api.pulse import Pulse
+from engine_service.api.request_trace import UNTRACED_REQUEST, RequestTrace
 from engine_service.api.step_dumps import StepDumps
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
@@ -91,7 +92,9 @@ class EngineHandle:
     def num_live(self) -> int:
         return len(self._live)
 
-    def submit(self, request: EngineRequest, wake: Wake) -> Submission | Refusal:
+    def submit(
+        self, request: EngineRequest, wake: Wake, trace: RequestTrace = UNTRACED_REQUEST
+    ) -> Submission | Refusal:
         """Hands a request to the engine. News comes to its samples; `wake` says when, and to which one."""
         connection = self.connection()
         if isinstance(connection, Refusal):
@@ -123,6 +126,7 @@ class EngineHandle:
             started=self._clock(),
             max_unread_tokens=self._max_unread_tokens,
             wake=wake,
+            trace=trace,
         )
         self._next_id += request.samples
         if not self._live:
@@ -239,6 +243,9 @@ class EngineHandle:
         if submission.outcome is not None and submission.num_open == 0:
             del self._by_name[submission.name]
             self._metrics.count_request(submission, submission.outcome)
+        submission.trace.sample_ended(live.index, finish, timing)
+        if submission.num_open == 0:
+            submission.trace.ended(submission.outcome or finish, sum(submission.completion_tokens), self._clock())
         if not self._live:
             self._idle.set()
         self._tell_end(live, finish, timing)
@@ -257,6 +264,7 @@ class EngineHandle:
             "queue_s": _rounded(timing.queue_s if timing else None),
             "prefill_s": _rounded(timing.prefill_s if timing else None),
             "decode_s": _rounded(timing.decode_s if timing else None),
+            **submission.trace.log_fields,
         }
         self._log.info("request finished", **fields)
         if self._slow.is_slow(fields["seconds"]):

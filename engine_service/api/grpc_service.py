@@ -20,6 +20,7 @@ from engine_service.api.session import Session
 from engine_service.api.step_dump_call import check_dump_allowed, recorded_parts
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime.drain import check_allowed, read_grace
+from service_runtime.trace_context import context_of_headers
 from service_runtime.wire import Malformed, request_parser
 from tokenwire.engine.v1 import engine_pb2
 
@@ -76,7 +77,12 @@ class EngineService:
     async def generate(self, request: engine_pb2.GenerateRequest, context: GenerateContext) -> None:
         # Samples that had nothing unread before their news: an entry, or two when it was cut, for each.
         woken: asyncio.Queue[LiveRequest] = asyncio.Queue()
-        submission = self._door.admit(request.request, call_timeout_s=context.time_remaining(), wake=woken.put_nowait)
+        submission = self._door.admit(
+            request.request,
+            call_timeout_s=context.time_remaining(),
+            wake=woken.put_nowait,
+            trace_of_call=context_of_headers(context.invocation_metadata() or ()),
+        )
         if isinstance(submission, Refusal):
             await errors.abort(context, submission)
         try:

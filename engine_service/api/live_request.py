@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from engine_service.api.request_trace import UNTRACED_REQUEST, RequestTrace
 from engine_service.core.family import seed_of
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
@@ -152,6 +153,7 @@ class Submission:
         "resumed_tokens",
         "samples",
         "started",
+        "trace",
     )
 
     def __init__(
@@ -166,8 +168,10 @@ class Submission:
         started: float,
         max_unread_tokens: int,
         wake: Wake,
+        trace: RequestTrace = UNTRACED_REQUEST,
     ) -> None:
         self.name = name
+        self.trace = trace
         self.prompt_tokens = prompt_tokens
         self.resumed_tokens = resumed_tokens
         self.max_tokens = sampling.max_tokens

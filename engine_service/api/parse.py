@@ -12,6 +12,7 @@ from engine_service.core.admission import EngineLimits, check_request, check_res
 from engine_service.core.fairness import MAX_WEIGHT
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
+from service_runtime.trace_context import MAX_CHARACTERS as MAX_TRACE_CHARACTERS
 from tokenwire.engine.v1 import engine_pb2
 
 MAX_NAME_CHARACTERS = 256
@@ -54,6 +55,8 @@ def parse_token_request(
         _check_name("request_id", message.request_id)
         _check_name("cache_salt", message.cache_salt)
         _check_name("tenant", message.tenant, MAX_TENANT_CHARACTERS)
+        _check_name("trace", message.trace.traceparent, MAX_TRACE_CHARACTERS)
+        _check_name("trace", message.trace.tracestate, MAX_TRACE_CHARACTERS)
         weight = _weight(message)
         token_ids = tuple(message.prompt_token_ids)
         sampling = parse_sampling(message.sampling, len(token_ids), limits, defaults, draw_seed)

@@ -102,6 +102,7 @@ class EngineLoop:
                 result = self._worker.result()
                 answered = self._clock()
                 self._scheduler.apply(result)
+                self._timings.last_step = settle.step
                 now = self._clock()
                 steps = (StepTiming.of(settle, now - max(started, last_settled)),)
                 last_settled = now
@@ -183,6 +184,8 @@ class EngineLoop:
         if plan is not None:
             planned = self._clock()
             self._timings.planned(plan, now)
+            if (record := self._scheduler.last_record) is not None and record.preempted:
+                self._timings.preempted(record.preempted)
             # Before the worker, so that a step it fails or hangs in is on record.
             self._recorder.planned(plan, self._scheduler.last_record, (now, planned))
             self._worker.submit(plan)

@@ -160,12 +160,17 @@ class RequestTiming:
     """Seconds a finished request spent in each stage; None for a stage it never reached.
 
     Their sum is its whole time in the engine process. A request that ended in `prefill` has no `decode_s`.
+    `arrived_ns`: wall time since 1970 of its arrival. The steps are those that the engine took in the meantime.
     """
 
     request_id: int
     queue_s: float
     prefill_s: float | None
     decode_s: float | None
+    arrived_ns: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,23 @@ Must not know: what a method does.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 import structlog
 
 from service_runtime.slow_requests import SlowRequests, never_slow
+from service_runtime.trace_context import TraceContext, context_of_headers
+from service_runtime.tracing import Anchor, SpanKind, trace_id_of
 from service_runtime.wire import Malformed
-from tokenizer_service.api.call_times import CallTimes
+from tokenizer_service.api.call import Call
+from tokenizer_service.api.call_trace import NO_CALL_TRACES, CallTraces
 from tokenizer_service.api.errors import abort
-from tokenizer_service.api.generation_metrics import EndedGeneration, rejection
+from tokenizer_service.api.generation_metrics import rejection
 from tokenizer_service.api.metrics import TokenizerMetrics
-from tokenizer_service.engines.messages import SamplingOptions, StageTimes, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission
-from tokenizer_service.sessions.events import Completed
-from tokenizer_service.sessions.request import GenerationOptions
-from tokenizer_service.sessions.session import TextSession
 from tokenizer_service.tenants.gate import Gate
 from tokenizer_service.tenants.tenant import ANONYMOUS, Tenant
 
@@ -41,127 +40,6 @@ class ClientGone(Exception):
     """The client left while a message was being written to it."""
 
 
-@dataclass(slots=True)
-class Call:
-    """One RPC in progress; the SessionObserver of its generation. Times in seconds of the loop's clock."""
-
-    method: str
-    metrics: TokenizerMetrics
-    clock: Callable[[], float]
-    started: float
-    deadline: float | None
-    tenant: Tenant = ANONYMOUS
-    request_id: str = ""
-    prompt_tokens: int | None = None
-    tokens: int = 0
-    first_token_at: float | None = None
-    last_token_at: dict[int, float] = field(default_factory=dict)  # by sample
-    end: Completed | None = None
-    options: GenerationOptions | None = None
-    trace_id: str = ""
-    taken_at: float | None = None
-    stages: StageTimes | None = None
-    engines: tuple[str, ...] = ()
-
-    def on_tokens(self, num_tokens: int, index: int) -> None:
-        now = self.clock()
-        last = self.last_token_at.get(index)
-        if last is not None:
-            self.metrics.generations.observe_inter_token((now - last) / num_tokens)
-        elif self.first_token_at is None:
-            self.first_token_at = now
-            self.metrics.generations.observe_first_token(now - self.started, self.trace_id)
-        self.last_token_at[index] = now
-        self.tokens += num_tokens
-
-    def on_completed(self, end: Completed) -> None:
-        """A sample has ended. `end` then has the usage of all that have: the prompt once, completions summed."""
-        self.metrics.generations.count_finished(end)
-        if self.end is not None:
-            before, new = self.end.usage, end.usage
-            tokens = before.completion_tokens + new.completion_tokens
-            cached = max(before.cached_tokens, new.cached_tokens)
-            end = replace(end, usage=Usage(new.prompt_tokens, tokens, cached))
-        self.end = end
-
-    def on_taken(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.taken_at = self.clock()
-        self.metrics.generations.validation.observe(self.taken_at - self.started)
-
-    def on_left(self, session: TextSession) -> None:
-        self.stages, self.engines = session.stages, session.engines
-
-    def on_stop_string(self) -> None:
-        self.metrics.stop_string_cancels.inc()
-
-    @property
-    def completion_tokens(self) -> int:
-        """Of all samples, also of those that have not ended."""
-        return max(self.tokens, self.end.usage.completion_tokens if self.end else 0)
-
-    @property
-    def delivered(self) -> Usage | None:
-        """What the client has of a generation that has begun; what was cached is known of samples that ended."""
-        if self.prompt_tokens is None or not self.completion_tokens:
-            return None
-        return Usage(self.prompt_tokens, self.completion_tokens, self.end.usage.cached_tokens if self.end else 0)
-
-    def ended(self, code: str) -> EndedGeneration | None:
-        """What metrics need of a generation that an engine has taken."""
-        if self.prompt_tokens is None:
-            return None
-        sampling = SamplingOptions() if self.options is None else self.options.sampling
-        return EndedGeneration(
-            seconds=self.clock() - self.started,
-            first_token_s=None if self.first_token_at is None else self.first_token_at - self.started,
-            last_token_s=max(self.last_token_at.values()) - self.started if self.last_token_at else None,
-            prompt_tokens=self.prompt_tokens,
-            generated_tokens=self.completion_tokens,
-            max_tokens=sampling.max_tokens,
-            samples=sampling.num_samples,
-            is_good=code == "OK",
-            trace_id=self.trace_id,
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """What the log line says: counts and times, never text."""
-        seconds: dict[str, Any] = {"seconds": round(self.clock() - self.started, 6)}
-        if self.request_id:  # without one HTTP's own, which every line of the request has, stays
-            seconds["request_id"] = self.request_id
-        if self.tenant.name:
-            seconds["tenant"] = self.tenant.name
-        if self.prompt_tokens is None:
-            return seconds
-        first = None if self.first_token_at is None else round(self.first_token_at - self.started, 6)
-        usage = self.end.usage if self.end else Usage(self.prompt_tokens, self.tokens, 0)
-        reason = self.end.reason.value if self.end else None
-        return seconds | {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "finish_reason": reason,
-            "first_token_seconds": first,
-        }
-
-    @property
-    def is_generation(self) -> bool:
-        """Whether it was one, as far as could be told."""
-        return self.options is not None
-
-    def slow_fields(self) -> dict[str, Any]:
-        """What the line about a slow generation says beside `fields`: its stages and where it was served."""
-        failovers = max(0, len(self.engines) - 1)
-        times = CallTimes(
-            self.clock() - self.started, self._since(self.taken_at), self._since(self.first_token_at), self.stages
-        )
-        engine = self.engines[-1] if self.engines else None
-        return times.stages(failovers) | {"engine": engine, "failovers": failovers}
-
-    def _since(self, at: float | None) -> float | None:
-        return None if at is None else at - self.started
-
-
 @dataclass(frozen=True, slots=True)
 class CallRunner:
     """`run` never lets a client's mistake or a failure of ours out as anything but a status."""
@@ -170,6 +48,7 @@ class CallRunner:
     metrics: TokenizerMetrics
     gate: Gate
     slow: SlowRequests = field(default_factory=never_slow)
+    traces: CallTraces = NO_CALL_TRACES
 
     async def run(
         self,
@@ -179,7 +58,7 @@ class CallRunner:
         body: Callable[[RequestT, Call], Awaitable[ResponseT | Refusal]],
     ) -> ResponseT:
         """`body`'s answer; or ends the call with the status of its refusal."""
-        call = self._new_call(method, context)
+        call = self._grpc_call(method, context)
         tenant = self.gate.identify(authorization(context), certificate_names(context))
         if isinstance(tenant, Refusal):
             self._count_rejected(call, tenant)
@@ -200,7 +79,8 @@ class CallRunner:
         """`body`'s answer or why there is none, whatever the transport. Counts and logs the outcome once."""
         code = RefusalCode.CANCELLED.name
         try:
-            outcome = await self._within_quota(call, request, body)
+            with structlog.contextvars.bound_contextvars(**trace_id_of(call.span)):
+                outcome = await self._within_quota(call, request, body)
             self._count_rejected(call, outcome)
             code = outcome.code.name if isinstance(outcome, Refusal) else "OK"
         except asyncio.CancelledError:
@@ -231,12 +111,19 @@ class CallRunner:
         if reason is not None and not call.completion_tokens:
             self.metrics.generations.count_rejected(reason)
 
-    def _new_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
+    def new_call(self, method: str, kind: SpanKind, parent: TraceContext | None, tenant: Tenant = ANONYMOUS) -> Call:
+        """A call that begins now, without a deadline. `parent`: the trace that the caller is in."""
         clock = asyncio.get_running_loop().time
-        now = clock()
+        anchor = Anchor.of(clock)
+        span = self.traces.begin(method, kind, parent, anchor)
+        return Call(method, self.metrics, clock, anchor.monotonic_s, None, tenant, span=span)
+
+    def _grpc_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
+        call = self.new_call(method, SpanKind.SERVER, context_of_headers(context.invocation_metadata() or ()))
         remaining = context.time_remaining()
-        bounded = remaining is not None and remaining < _LONGEST_DEADLINE_S
-        return Call(method, self.metrics, clock, now, now + remaining if remaining and bounded else None)
+        if remaining and remaining < _LONGEST_DEADLINE_S:
+            call.deadline = call.started + remaining
+        return call
 
     async def _within_quota(
         self,
@@ -281,7 +168,8 @@ class CallRunner:
             self.admission.leave()
 
     def record(self, call: Call, code: str) -> None:
-        """Counts and logs how a call ended."""
+        """Counts and logs how a call ended, and ends its trace."""
+        call.end_trace(code)
         self.metrics.requests.labels(method=call.method, code=code).inc()
         if (ended := call.ended(code)) is not None:
             self.metrics.generations.observe_end(ended)

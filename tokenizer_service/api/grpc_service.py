@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import grpc
 
 from service_runtime.wire import Malformed, request_parser
-from tokenizer_service.api.calls import Call, CallRunner, ClientGone
+from tokenizer_service.api.call import Call
+from tokenizer_service.api.calls import CallRunner, ClientGone
 from tokenizer_service.api.convert import (
     chat_draft,
     generate_draft,

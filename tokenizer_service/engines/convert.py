@@ -8,6 +8,7 @@ from typing import overload
 
 from google.protobuf.duration_pb2 import Duration
 
+from service_runtime.trace_context import TraceContext
 from tokenizer_service.engines.messages import (
     EngineFinish,
     FinishReason,
@@ -39,7 +40,9 @@ _CLIENT_FIELDS = (
 )
 
 
-def submit_message(handle: int, submission: TokenSubmission, now: float) -> engine_pb2.SessionRequest:
+def submit_message(
+    handle: int, submission: TokenSubmission, now: float, trace: TraceContext | None = None
+) -> engine_pb2.SessionRequest:
     """The command that starts a generation; `now` is a reading of the clock of `submission.deadline`."""
     message = engine_pb2.SessionRequest()
     message.submit.handle = handle
@@ -58,6 +61,8 @@ def submit_message(handle: int, submission: TokenSubmission, now: float) -> engi
         request.resumed_token_ids.extend(submission.resumed_token_ids)
     if submission.tenant:
         request.tenant, request.weight = submission.tenant, submission.weight
+    if trace is not None:
+        request.trace.traceparent, request.trace.tracestate = trace.traceparent, trace.state
     return message
 
 

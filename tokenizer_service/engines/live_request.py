@@ -5,6 +5,7 @@ Must not know: grpc, how the engine is reached.
 
 from dataclasses import dataclass
 
+from service_runtime.tracing import UNTRACED, Span
 from tokenizer_service.engines.messages import TokenSink
 
 
@@ -12,7 +13,8 @@ from tokenizer_service.engines.messages import TokenSink
 class LiveRequest:
     """A request that the engine has and whose last word has not come.
 
-    Work in tokens: `prompt_work` once, `sample_work` of each sample. `unfinished`: the samples that go on.
+    Work in tokens: `prompt_work` once, `sample_work` of each sample. `unfinished`: the samples that go on. `span` is
+    that of its time with this engine.
     """
 
     sink: TokenSink
@@ -20,6 +22,7 @@ class LiveRequest:
     sample_work: list[int]
     unfinished: set[int]
     has_logprobs: bool
+    span: Span = UNTRACED
 
     def work(self) -> int:
         return self.prompt_work + sum(self.sample_work)

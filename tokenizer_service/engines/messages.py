@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from service_runtime.tracing import UNTRACED, Span
 from tokenizer_service.engines.refusal import Refusal
 
 
@@ -104,6 +105,8 @@ class TokenSubmission:
     """Tokens of its one sample that another engine has generated."""
     tenant: str = ""
     weight: int = 1
+    span: Span = UNTRACED
+    """The request's: what happens to it at engines becomes a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

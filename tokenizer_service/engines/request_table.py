@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from service_runtime.tracing import trace_id_of
+from tokenizer_service.engines.attempt_trace import CANCELLED, begin_attempt, end_attempt
 from tokenizer_service.engines.convert import cancel_message, engine_finish, submit_message, with_logprobs
 from tokenizer_service.engines.handle_stream import HandleStream
 from tokenizer_service.engines.live_request import LiveRequest
@@ -65,7 +67,8 @@ class RequestTable:
         room = max(0, model.max_model_len - prompt)
         limit, samples = submission.sampling.max_tokens, submission.sampling.num_samples
         work = [room if limit is None else min(limit, room)] * samples
-        live = LiveRequest(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs)
+        span = begin_attempt(submission, self.address)
+        live = LiveRequest(sink, prompt, work, set(range(samples)), submission.sampling.has_logprobs, span)
         self.live[handle] = live
         self.outstanding_tokens += live.work()
         known = prompt + len(submission.resumed_token_ids)
@@ -89,10 +92,14 @@ class RequestTable:
     def _submit_message(self, handle: int, submission: TokenSubmission, now: float) -> engine_pb2.SessionRequest | None:
         """None when none can be made of it, which is this request's failure alone."""
         try:
-            return submit_message(handle, submission, now)
+            return submit_message(handle, submission, now, self.live[handle].span.context)
         except Exception as error:
             _log.error(
-                "submit_failed", engine=self.address, request_id=submission.request_id, error=type(error).__name__
+                "submit_failed",
+                engine=self.address,
+                request_id=submission.request_id,
+                error=type(error).__name__,
+                **trace_id_of(submission.span),
             )
             self._end_unsent(handle, _NOT_WRITTEN)
             return None
@@ -124,6 +131,7 @@ class RequestTable:
                 self.outstanding_tokens -= live.finish(index)
                 self.load.sample_ended(finish.usage)
                 if not live.unfinished:
+                    end_attempt(live.span, finish.refusal, finish.usage)
                     self._forget(handle)
             news = TokenNews(index, token_ids, finish, (), (), output.cached_tokens)
             live.sink.on_news(with_logprobs(news, output) if live.has_logprobs else news)
@@ -141,7 +149,9 @@ class RequestTable:
         self.has_commands.set()
 
     def forget(self, handle: int) -> None:
-        if handle in self.live:
+        live = self.live.get(handle)
+        if live is not None:
+            end_attempt(live.span, CANCELLED)
             self._forget(handle)
 
     def _forget(self, handle: int) -> None:
@@ -156,6 +166,7 @@ class RequestTable:
         self.submits.clear()
         while self.live:  # a sink that is told may give up others of its own
             handle, live = next(iter(self.live.items()))
+            end_attempt(live.span, loss)
             self._forget(handle)
             live.sink.on_lost(loss)
         self.cancels.clear()

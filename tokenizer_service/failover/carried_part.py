@@ -22,7 +22,7 @@ class Part:
 
     Since the last new token: `attempts` are the engines that failed it, `avoid` their addresses, `lost_at` when the
     first did, `polls` how often one was looked for in vain. `full`: whose queue was full since then. `losses` are
-    the engines that failed it in all; `refusal` is what the last one said.
+    the engines that failed it in all; `refusal` is what the last one said, at `waits_since`.
     """
 
     __slots__ = (
@@ -38,6 +38,7 @@ class Part:
         "refusal",
         "stream",
         "timer",
+        "waits_since",
     )
 
     def __init__(self, owner: PartOwner, places: tuple[int, ...]) -> None:
@@ -48,6 +49,7 @@ class Part:
         self.is_over = False
         self.losses = 0
         self.refusal: Refusal | None = None
+        self.waits_since: float | None = None
         self.note_progress()
 
     def note_progress(self) -> None:
@@ -62,6 +64,7 @@ class Part:
         """Its engine gave it back. A full queue is no failure."""
         replica = frozenset[str]() if self.stream is None else frozenset({self.stream.replica})
         self.refusal = refusal
+        self.waits_since = now
         if self.lost_at is None:
             self.lost_at = now
         if is_full(refusal):
@@ -95,6 +98,6 @@ class Part:
     def heir(self, places: tuple[int, ...]) -> "Part":
         """A part that goes on with some of the samples."""
         part = Part(self.owner, places)
-        for name in ("attempts", "polls", "lost_at", "avoid", "full", "losses", "refusal"):
+        for name in ("attempts", "polls", "lost_at", "avoid", "full", "losses", "refusal", "waits_since"):
             setattr(part, name, getattr(self, name))
         return part

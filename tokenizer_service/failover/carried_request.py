@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from service_runtime.tracing import Attributes, trace_id_of
 from tokenizer_service.engines.losses import is_full
 from tokenizer_service.engines.messages import ReplicaStream, TokenNews, TokenSink, TokenSubmission
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
@@ -202,7 +203,12 @@ class CarriedRequest:
             lost_engines=sorted(part.avoid),
             full_engines=sorted(part.full),
             tokens=tokens,
+            **trace_id_of(self._submission.span),
         )
+        if part.waits_since is not None:
+            now = asyncio.get_running_loop().time()
+            facts: Attributes = {"tokenwire.loss": part.reason, "tokenwire.resumed_tokens": tokens}
+            self._submission.span.stage("wait for engine", part.waits_since, now, facts)
 
     def _drop_cancelled(self, part: Part) -> None:
         """The last word to samples that nobody wants, in place of the engine that is gone."""
@@ -223,6 +229,7 @@ class CarriedRequest:
             reason=part.reason,
             cause=cause,
             tokens=sum(len(self._samples[place].token_ids) for place in part.places),
+            **trace_id_of(self._submission.span),
         )
         self.close()
         self._sink.on_lost(refusal)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from service_runtime.tracing import NO_TRACER, Tracer
 from tokenizer_service.http.chat_fields import ChatFields
 from tokenizer_service.http.completion_fields import CompletionFields
 from tokenizer_service.http.endpoint import GenerationEndpoint
@@ -48,12 +49,14 @@ class HttpParts:
     limits: ExchangeLimits
     gate: Gate
     cors_origins: Sequence[str]
+    tracer: Tracer = NO_TRACER
 
 
 def build_app(parts: HttpParts) -> ASGIApp:
     routes = _routes(parts)
     metrics = HttpMetrics(parts.registry, [route.path for route in routes])
-    middleware = [Middleware(Guard, gate=parts.gate, metrics=metrics, new_id=parts.generations.intake.new_id)]
+    new_id = parts.generations.intake.new_id
+    middleware = [Middleware(Guard, gate=parts.gate, metrics=metrics, new_id=new_id, tracer=parts.tracer)]
     if parts.cors_origins:
         cors = Middleware(
             CORSMiddleware,

@@ -97,14 +97,14 @@ class GenerationEndpoint(Generic[FieldsT]):
         if isinstance(generation, HttpError):
             await exchange.fail(generation)
             return
-        job = Job(self.method, generation.drafts, deadline, exchange.tenant)
+        job = Job(self.method, generation.drafts, deadline, exchange.tenant, exchange.trace)
         if generation.stream is not None:
             await self._stream(exchange, job, generation.stream, generation.names)
         elif generation.answer is not None:
             await self._answer(exchange, job, generation.answer, generation.names)
 
     async def _read(self, fields: FieldsT, exchange: Exchange) -> Generation | HttpError:
-        with self.generations.place_to_read(self.method, exchange.tenant) as refusal:
+        with self.generations.place_to_read(self.method, exchange.tenant, exchange.trace) as refusal:
             if refusal is not None:
                 return http_error(refusal, FieldNames())
             return await self.read(fields, exchange.request_id)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 
+from service_runtime.trace_context import TraceContext
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.http.errors import FieldNames, HttpError, bad_field, http_error
 from tokenizer_service.http.fields import FieldsT, read_fields
@@ -24,6 +25,7 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 T = TypeVar("T")
 
 TENANT = "tokenwire.tenant"  # what the scope says of who asks
+TRACE = "tokenwire.trace"  # and of the trace that the request is in
 PEER_NAMES = "tokenwire.peer_names"  # the connection's extension that gives the names in the client's certificate
 ABORT = "tokenwire.abort"  # the connection's extension that cuts it off at once
 LONGEST_TIMEOUT_S = 86_400.0
@@ -63,6 +65,11 @@ class Exchange:
     @property
     def tenant(self) -> Tenant:
         found: Tenant = self.scope.get(TENANT, ANONYMOUS)
+        return found
+
+    @property
+    def trace(self) -> TraceContext | None:
+        found: TraceContext | None = self.scope.get(TRACE)
         return found
 
     def deadline(self, now: float) -> float | HttpError | None:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from tokenizer_service.api.calls import Call, CallRunner
+from service_runtime.trace_context import TraceContext
+from service_runtime.tracing import SpanKind
+from tokenizer_service.api.call import Call
+from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.engines.messages import Usage
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
@@ -37,12 +40,13 @@ class PlacedRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to generate for one HTTP request; `deadline` is a reading of the loop's clock."""
+    """What to generate for one HTTP request; `deadline` is a reading of the loop's clock, `trace` the request's."""
 
     method: str
     drafts: Sequence[RequestDraft]
     deadline: float | None
     tenant: Tenant = ANONYMOUS
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,15 @@ class Generations:
     runner: CallRunner
     intake: Intake
 
-    def place_to_read(self, method: str, tenant: Tenant) -> AbstractContextManager[Refusal | None]:
+    def place_to_read(
+        self, method: str, tenant: Tenant, trace: TraceContext | None
+    ) -> AbstractContextManager[Refusal | None]:
         """A place among the requests while one is read, which may encode and decode texts; or why there is none."""
-        return self.runner.place_to_read(self._new_call(method, None, tenant))
+        return self.runner.place_to_read(self.runner.new_call(method, SpanKind.INTERNAL, trace, tenant))
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""
-        calls = [self._new_call(job.method, job.deadline, job.tenant) for _ in job.drafts]
+        calls = [self._new_call(job) for _ in job.drafts]
         failed = await self._serve_all(job, calls, consume)
         return None if failed is None else replace(failed, delivered=_delivered(calls))
 
@@ -81,9 +87,10 @@ class Generations:
         refusal = await self.runner.serve(calls[place], job.drafts[place], body)
         return None if refusal is None else PlacedRefusal(place, refusal)
 
-    def _new_call(self, method: str, deadline: float | None, tenant: Tenant) -> Call:
-        clock = asyncio.get_running_loop().time
-        return Call(method, self.runner.metrics, clock, clock(), deadline, tenant)
+    def _new_call(self, job: Job) -> Call:
+        call = self.runner.new_call(job.method, SpanKind.INTERNAL, job.trace, job.tenant)
+        call.deadline = job.deadline
+        return call
 
     async def _generate(
         self,

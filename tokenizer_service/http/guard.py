@@ -3,6 +3,7 @@
 Must not know: what the endpoints do.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,9 +13,11 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
+from service_runtime.tracing import NO_TRACER, Anchor, Tracer
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.http.errors import HttpError
-from tokenizer_service.http.exchange import PEER_NAMES, REQUEST_ID, TENANT, Receive, Scope, Send
+from tokenizer_service.http.exchange import PEER_NAMES, REQUEST_ID, TENANT, TRACE, Receive, Scope, Send
+from tokenizer_service.http.http_trace import HttpTrace
 from tokenizer_service.tenants.gate import MISSING_KEY, Gate
 
 _log = structlog.get_logger()
@@ -36,8 +39,11 @@ class HttpMetrics:
         )
 
     def count(self, path: str, status: int) -> None:
-        route = path if path in self._routes else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
-        self._responses.labels(route=route, status=str(status)).inc()
+        self._responses.labels(route=self.route(path), status=str(status)).inc()
+
+    def route(self, path: str) -> str:
+        """A name from a bounded set."""
+        return path if path in self._routes else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,21 @@ class Guard:
     gate: Gate
     metrics: HttpMetrics
     new_id: Callable[[], str]
+    tracer: Tracer = NO_TRACER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that may ask for work is traced, from here to the last byte of its answer."""
+        if scope["method"] != "POST":
+            await self._serve(scope, receive, send)
+            return
+        clock = asyncio.get_running_loop().time
+        trace = HttpTrace.begin(self.tracer, scope, self.metrics.route(scope["path"]), Anchor.of(clock))
+        try:
+            await self._serve(scope, receive, trace.watching(send))
+        finally:
+            trace.end(clock())
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id = headers.get(REQUEST_ID, "")
         error = _check_id(request_id) or self._identify(scope, headers)
@@ -62,7 +81,9 @@ class Guard:
             await send(message)
 
         if error is not None:
-            _log.info("http_refused", path=scope["path"][:256], status=error.status, request_id=shown)
+            trace = scope.get(TRACE)
+            fields = {} if trace is None else {"trace_id": trace.trace_id}
+            _log.info("http_refused", path=scope["path"][:256], status=error.status, request_id=shown, **fields)
             await _answer(send_noted, error)
             return
         scope["headers"] = [item for item in scope["headers"] if item[0] != REQUEST_ID.encode()]

@@ -3,11 +3,13 @@
 Must not know: HTTP, JSON.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tokenizer_service.api.calls import Call, CallRunner
+from service_runtime.trace_context import TraceContext
+from service_runtime.tracing import SpanKind
+from tokenizer_service.api.call import Call
+from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.sessions.text_service import TextService
 from tokenizer_service.tenants.tenant import Tenant
@@ -20,10 +22,15 @@ class PlainCalls:
     runner: CallRunner
     texts: TextService
 
-    async def run(self, method: str, tenant: Tenant, work: Callable[[], Awaitable[bytes | Refusal]]) -> bytes | Refusal:
+    async def run(
+        self,
+        method: str,
+        tenant: Tenant,
+        trace: TraceContext | None,
+        work: Callable[[], Awaitable[bytes | Refusal]],
+    ) -> bytes | Refusal:
         async def body(_nothing: None, _call: Call) -> bytes | Refusal:
             return await work()
 
-        clock = asyncio.get_running_loop().time
-        call = Call(method, self.runner.metrics, clock, clock(), None, tenant)
+        call = self.runner.new_call(method, SpanKind.INTERNAL, trace, tenant)
         return await self.runner.serve(call, None, body)

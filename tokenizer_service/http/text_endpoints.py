@@ -18,7 +18,6 @@ from tokenizer_service.http.plain_calls import PlainCalls
 from tokenizer_service.sessions.conversation_rules import conversation_violations
 from tokenizer_service.sessions.request import ConversationPrompt, Prompt, TextPrompt
 from tokenizer_service.sessions.validation import MAX_VIOLATIONS, check_model
-from tokenizer_service.tenants.tenant import Tenant
 
 _TEXT_NAMES = FieldNames({"text": "prompt"})
 _ID_NAMES = FieldNames({"token_ids": "tokens"})
@@ -58,14 +57,14 @@ class TextEndpoints:
         self,
         exchange: Exchange,
         kind: type[FieldsT],
-        work: Callable[[FieldsT, Tenant], Coroutine[Any, Any, bytes | HttpError]],
+        work: Callable[[FieldsT, Exchange], Coroutine[Any, Any, bytes | HttpError]],
     ) -> None:
         try:
             fields = await exchange.read(kind)
             if isinstance(fields, HttpError):
                 await exchange.fail(fields)
                 return
-            answer = await exchange.while_listening(work(fields, exchange.tenant))
+            answer = await exchange.while_listening(work(fields, exchange))
             if isinstance(answer, HttpError):
                 await exchange.fail(answer)
             else:
@@ -73,7 +72,7 @@ class TextEndpoints:
         except ClientLeft:
             return
 
-    async def _tokenize(self, fields: TokenizeFields, tenant: Tenant) -> bytes | HttpError:
+    async def _tokenize(self, fields: TokenizeFields, exchange: Exchange) -> bytes | HttpError:
         prompt = self._prompt(fields)
         if isinstance(prompt, HttpError):
             return prompt
@@ -84,7 +83,9 @@ class TextEndpoints:
         def render(ids: list[int]) -> bytes:
             return compact({"count": len(ids), "max_model_len": longest, "tokens": ids})
 
-        answer = await self.calls.run("HttpTokenize", tenant, lambda: self.calls.texts.tokenize(prompt, render))
+        answer = await self.calls.run(
+            "HttpTokenize", exchange.tenant, exchange.trace, lambda: self.calls.texts.tokenize(prompt, render)
+        )
         return http_error(answer, names) if isinstance(answer, Refusal) else answer
 
     def _prompt(self, fields: TokenizeFields) -> Prompt | HttpError:
@@ -114,7 +115,7 @@ class TextEndpoints:
         violations = tuple(conversation_violations(prompt, allow_chat_template=self.allow_chat_template))
         return http_error(invalid(violations[:MAX_VIOLATIONS]), CHAT_NAMES) if violations else prompt
 
-    async def _detokenize(self, fields: DetokenizeFields, tenant: Tenant) -> bytes | HttpError:
+    async def _detokenize(self, fields: DetokenizeFields, exchange: Exchange) -> bytes | HttpError:
         refusal = check_model(fields.model, self.model_name)
         if refusal is not None:
             return http_error(refusal, FieldNames())
@@ -123,5 +124,10 @@ class TextEndpoints:
             return compact({"prompt": text})
 
         texts, skips = self.calls.texts, fields.skip_special_tokens
-        answer = await self.calls.run("HttpDetokenize", tenant, lambda: texts.detokenize(fields.tokens, skips, render))
+        answer = await self.calls.run(
+            "HttpDetokenize",
+            exchange.tenant,
+            exchange.trace,
+            lambda: texts.detokenize(fields.tokens, skips, render),
+        )
         return http_error(answer, _ID_NAMES) if isinstance(answer, Refusal) else answer

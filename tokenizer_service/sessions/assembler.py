@@ -43,6 +43,14 @@ class Assembled(NamedTuple):
     tokens_held: int = 0
 
 
+class Assembler(Protocol):
+    """What a sample needs to make its text."""
+
+    def add(self, token_ids: Sequence[int]) -> Assembled: ...
+
+    def finish(self) -> Assembled: ...
+
+
 class TextAssembler:
     """Once it is over it takes no more."""
 

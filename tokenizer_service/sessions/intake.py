@@ -8,20 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import structlog
+
 from tokenizer_service.engines.refusal import Refusal
 from tokenizer_service.routing.router import no_engine
 from tokenizer_service.sessions.admission import Admission
 from tokenizer_service.sessions.live import LiveSessions
 from tokenizer_service.sessions.request import GenerationOptions, RequestDraft, TextRequest
-from tokenizer_service.sessions.session import SessionObserver, TextSession
-from tokenizer_service.sessions.text_service import TextService
+from tokenizer_service.sessions.session import TextSession
+from tokenizer_service.sessions.text_service import RequestObserver, TextService
 from tokenizer_service.sessions.validation import MAX_ID_CHARS, RequestRules, check_model, validate_request
 from tokenizer_service.tenants.quota import Quota, Quotas
 from tokenizer_service.tenants.tenant import Tenant
 
 
-class Caller(SessionObserver, Protocol):
-    """Who asks: told what the request is called and how long its prompt is, as soon as that is known.
+class Caller(RequestObserver, Protocol):
+    """Who asks: told what the request is called and asks for, and how long its prompt is, as soon as that is known.
 
     `deadline` is a reading of the event loop's clock (seconds), None for no deadline.
     """
@@ -74,9 +76,11 @@ class Intake:
         if refusal is not None:
             yield refusal
             return
+        caller.on_stage("validate")
         tokens = _TokenHold(self.quotas.of(caller.tenant), caller)
         try:
-            session = await self.texts.open(request, caller, tokens.reserve)
+            with structlog.contextvars.bound_contextvars(request_id=request.request_id):
+                session = await self.texts.open(request, caller, tokens.reserve)
             if isinstance(session, Refusal):
                 yield session
                 return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tokenizer_service.engines.messages import EngineFinish, PositionLogprobs, TokenNews
-from tokenizer_service.sessions.assembler import TextAssembler
+from tokenizer_service.sessions.assembler import Assembler
 from tokenizer_service.sessions.events import (
     Completed,
     TextDelta,
@@ -57,7 +57,7 @@ class Sample:
         "tokens_received",
     )
 
-    def __init__(self, index: int, assembler: TextAssembler, backlog: Backlog, *, include_stop: bool) -> None:
+    def __init__(self, index: int, assembler: Assembler, backlog: Backlog, *, include_stop: bool) -> None:
         self.index = index
         self.end: Completed | None = None
         self.is_cut = False

@@ -5,8 +5,8 @@ Must not know: grpc, protobuf, which engine serves it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -21,7 +21,7 @@ from tokenizer_service.engines.messages import (
     sample_seed,
 )
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, deadline_passed
-from tokenizer_service.sessions.assembler import TextAssembler
+from tokenizer_service.sessions.assembler import Assembler
 from tokenizer_service.sessions.events import Completed, Failed, TextEvent
 from tokenizer_service.sessions.sample import Backlog, Sample, TokenBytes
 
@@ -56,15 +56,19 @@ class SessionFacts:
     include_stop: bool
     hidden_stop_reasons: frozenset[int]  # plain end-of-sequence ids: they end, but are no stop reason
     reword: Callable[[Refusal], Refusal] | None = None
+    trace_fields: Mapping[str, str] = field(default_factory=dict)  # for log lines
 
 
 class SessionObserver(Protocol):
-    """Told about progress, for metrics."""
+    """Told about progress, for metrics and traces."""
 
     def on_tokens(self, num_tokens: int, index: int) -> None:
         """New tokens of the sample `index`."""
 
     def on_stop_string(self) -> None: ...
+
+    def on_generated(self) -> None:
+        """All samples have ended; what is left is to be read."""
 
 
 class TextSession:
@@ -78,7 +82,7 @@ class TextSession:
     def __init__(
         self,
         facts: SessionFacts,
-        assemblers: Sequence[TextAssembler],
+        assemblers: Sequence[Assembler],
         limits: ReadLimits,
         observer: SessionObserver,
         token_bytes: TokenBytes,
@@ -145,7 +149,7 @@ class TextSession:
             self._take(sample, news)
         except Exception:
             # This request's failure alone: the loop that calls us serves all the others.
-            _log.exception("detokenizing_failed", request_id=self._facts.request_id)
+            _log.exception("detokenizing_failed", request_id=self._facts.request_id, **self._facts.trace_fields)
             self.fail(Refusal(RefusalCode.INTERNAL, "the text of the completion could not be made"))
         self._news.set()
 
@@ -247,6 +251,7 @@ class TextSession:
         self._readable[index] = None
         self._num_running -= 1
         if self._num_running == 0:
+            self._observer.on_generated()
             self._release()
         self._news.set()
 

@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
+from service_runtime.tracing import Span, trace_id_of
 from tokenizer_service.engines.messages import ModelInfo, SamplingOptions, TokenSubmission
 from tokenizer_service.engines.refusal import (
     Refusal,
@@ -20,7 +21,7 @@ from tokenizer_service.engines.refusal import (
 )
 from tokenizer_service.failover.failover import Failover
 from tokenizer_service.routing.router import Router, no_engine
-from tokenizer_service.sessions.assembler import TextAssembler
+from tokenizer_service.sessions.assembler import Assembler, TextAssembler
 from tokenizer_service.sessions.encode_pool import EncodePool
 from tokenizer_service.sessions.prompt_text import PromptEncoder, PromptRefused
 from tokenizer_service.sessions.request import GenerationOptions, IdsPrompt, Prompt, TextRequest
@@ -32,6 +33,22 @@ from tokenizer_service.text.tool_formats import call_id
 
 _log = structlog.get_logger()
 T = TypeVar("T")
+
+
+class RequestObserver(SessionObserver, Protocol):
+    """Told about the way of a request to its session, too. `span` is the request's."""
+
+    @property
+    def span(self) -> Span: ...
+
+    def on_stage(self, name: str) -> None:
+        """A stage that began where the one before ended is over."""
+
+    def watched(self, assembler: Assembler) -> Assembler:
+        """The assembler, or one around it that takes its time."""
+        ...
+
+
 Reserve = Callable[[int, int], Refusal | None]
 """Is told the tokens of the prompt and those that may be generated; says whether the client may have them."""
 
@@ -50,7 +67,7 @@ class TextService:
     new_seed: Callable[[], int]
     observe_encode: Callable[[float], None]
 
-    async def open(self, request: TextRequest, observer: SessionObserver, reserve: Reserve) -> TextSession | Refusal:
+    async def open(self, request: TextRequest, observer: RequestObserver, reserve: Reserve) -> TextSession | Refusal:
         """Encodes the prompt and hands the request to an engine. The caller must close the session."""
         model = self.router.model()
         if model is None:
@@ -62,6 +79,7 @@ class TextService:
             return deadline_passed()
         if isinstance(token_ids, Refusal):
             return token_ids
+        observer.on_stage("encode")
         refusal = check_length(request.prompt.FIELD, len(token_ids), model) or reserve(
             len(token_ids), _most_tokens(request.options.sampling, len(token_ids), model)
         )
@@ -98,7 +116,7 @@ class TextService:
         return result
 
     def _start(
-        self, request: TextRequest, token_ids: list[int], model: ModelInfo, observer: SessionObserver
+        self, request: TextRequest, token_ids: list[int], model: ModelInfo, observer: RequestObserver
     ) -> TextSession | Refusal:
         options = request.options
         seed = self.new_seed() if options.sampling.seed is None else options.sampling.seed
@@ -116,9 +134,12 @@ class TextService:
             include_stop=options.include_stop,
             hidden_stop_reasons=model.eos_token_ids - frozenset(sampling.stop_token_ids),
             reword=in_words_of_tools if constraint is not None else None,
+            trace_fields=trace_id_of(observer.span),
         )
         try:
-            assemblers = [self._assembler(options, token_ids, tools) for _ in range(sampling.num_samples)]
+            assemblers = [
+                observer.watched(self._assembler(options, token_ids, tools)) for _ in range(sampling.num_samples)
+            ]
         except Exception:
             _log.exception("detokenizer_failed", request_id=request.request_id)
             return Refusal(RefusalCode.INTERNAL, "the tokenizer failed on this request")
@@ -132,8 +153,11 @@ class TextService:
             priority=options.priority,
             tenant=request.tenant,
             weight=request.weight,
+            span=observer.span,
         )
-        return session.start(partial(self.failover.submit, submission)) or session
+        refusal = session.start(partial(self.failover.submit, submission))
+        observer.on_stage("route")
+        return refusal or session
 
     def _assembler(self, options: GenerationOptions, prompt_ids: list[int], tools: ToolUse | None) -> TextAssembler:
         """Of one sample."""

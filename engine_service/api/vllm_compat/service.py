@@ -27,6 +27,7 @@ from engine_service.api.vllm_compat.stop_watch import StopWatch
 from engine_service.api.vllm_compat.subscriptions import MAX_SUBSCRIPTIONS, Subscriptions
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime import statuses
+from service_runtime.trace_context import context_of_headers
 from service_runtime.wire import Malformed, request_parser
 
 SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
@@ -86,7 +87,12 @@ class VllmEngineService:
             await errors.abort(context, translated)
         new_watch = await self._stop_watches(request.sampling_params)
         woken: asyncio.Queue[LiveRequest] = asyncio.Queue()
-        submission = self._door.admit(translated, call_timeout_s=context.time_remaining(), wake=woken.put_nowait)
+        submission = self._door.admit(
+            translated,
+            call_timeout_s=context.time_remaining(),
+            wake=woken.put_nowait,
+            trace_of_call=context_of_headers(context.invocation_metadata() or ()),
+        )
         if isinstance(submission, Refusal):
             await errors.abort(context, with_gateway_fields(submission))
         await Generation(request, submission, woken, self._handle, context, new_watch).run()

@@ -79,6 +79,8 @@ def test_every_setting_reaches_a_composed_object() -> None:
         "tls_cert_file": "tls",
         "tls_key_file": "tls",
         "tls_client_ca_file": "tls",
+        "otlp_endpoint": "traces",
+        "trace_sample_ratio": "traces",
         "log_level": "level",
     }
     assert {renamed.get(name, name) for name in EngineSettings.model_fields} == names

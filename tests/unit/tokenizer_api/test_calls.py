@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from tokenizer_service.api.calls import Call, CallRunner
+from tokenizer_service.api.call import Call
+from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.metrics import TokenizerMetrics
 from tokenizer_service.engines.messages import FinishReason, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode

@@ -58,12 +58,16 @@ class Engine:
 class Watcher:
     tokens: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     stops: int = 0
+    ends: int = 0
 
     def on_tokens(self, num_tokens: int, index: int) -> None:
         self.tokens[index] += num_tokens
 
     def on_stop_string(self) -> None:
         self.stops += 1
+
+    def on_generated(self) -> None:
+        self.ends += 1
 
 
 FACTS = SessionFacts(
