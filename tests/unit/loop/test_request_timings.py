@@ -15,7 +15,7 @@ def plan(*names: int) -> Plan:
 
 
 def test_each_stage_ends_where_the_next_begins() -> None:
-    timings = RequestTimings()
+    timings = RequestTimings(lambda: 0)
     timings.arrived(1, 10.0)
     timings.planned(plan(1), 12.0)
     assert timings.settle((RequestNews(1, (5,)),), 15.0) == ()
@@ -25,7 +25,7 @@ def test_each_stage_ends_where_the_next_begins() -> None:
 
 
 def test_an_end_in_the_queue_or_in_the_prefill_leaves_the_later_stages_out() -> None:
-    timings = RequestTimings()
+    timings = RequestTimings(lambda: 0)
     for name in (1, 2, 3):
         timings.arrived(name, 10.0)
     timings.planned(plan(2, 3), 12.0)
