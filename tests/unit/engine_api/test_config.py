@@ -67,7 +67,7 @@ def test_environment_and_flags() -> None:
 def test_every_setting_reaches_a_composed_object() -> None:
     """No flag is accepted and forgotten."""
     engine, server = engine_config(load()), server_config(load())
-    parts = [engine.model, engine.cache, engine.scheduling, engine.log, server]
+    parts = [engine.model, engine.cache, engine.scheduling, engine.log, engine.recorder, server]
     names = {field.name for part in parts for field in fields(part)}
     renamed = {
         "model": "reference",
@@ -79,6 +79,9 @@ def test_every_setting_reaches_a_composed_object() -> None:
         "tls_cert_file": "tls",
         "tls_key_file": "tls",
         "tls_client_ca_file": "tls",
+        "slow_request_seconds": "slow_request_s",
+        "step_recorder_steps": "steps",
+        "step_dump_folder": "dump_folder",
         "otlp_endpoint": "traces",
         "trace_sample_ratio": "traces",
         "log_level": "level",
