@@ -83,6 +83,7 @@ def _fill_stages(message: engine_pb2.StageDurations, timing: RequestTiming) -> N
         message.prefill.FromNanoseconds(round(timing.prefill_s * 1e9))
     if timing.decode_s is not None:
         message.decode.FromNanoseconds(round(timing.decode_s * 1e9))
+    message.preemptions = timing.preemptions
 
 
 def error_message(refusal: Refusal) -> outcome_pb2.RequestError:

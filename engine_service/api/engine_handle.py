@@ -264,6 +264,7 @@ class EngineHandle:
             "queue_s": _rounded(timing.queue_s if timing else None),
             "prefill_s": _rounded(timing.prefill_s if timing else None),
             "decode_s": _rounded(timing.decode_s if timing else None),
+            "preemptions": timing.preemptions if timing else None,
             **submission.trace.log_fields,
         }
         self._log.info("request finished", **fields)

@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tests.contract.test_engine_service import (
     cancel,
+    collect,
     generate_request,
     open_session,
     read_until_finished,
@@ -55,3 +56,12 @@ async def test_a_stage_that_was_not_reached_is_unset_and_a_refusal_has_none() ->
     stages = finished[1][1].stages
     assert (stages.HasField("queue"), stages.HasField("prefill"), stages.HasField("decode")) == (True, True, False)
     assert not finished[2][1].HasField("stages")
+
+
+async def test_preemptions_are_told() -> None:
+    """Four requests of 40 tokens in a pool of 64: some give their blocks up, and each says how often it did."""
+    async with scripted_service(num_blocks=16, max_model_len=64) as service:
+        calls = [service.stub.Generate(generate_request([1 + place] * 8, 32)) for place in range(4)]
+        finishes = [finish for _, finish in await asyncio.gather(*(collect(call) for call in calls))]
+        counted = service.metric("preemptions_total")
+    assert sum(finish.stages.preemptions for finish in finishes) == counted > 0

@@ -67,6 +67,7 @@ def test_a_slow_request_says_where_its_time_went(stack: HttpStack) -> None:
     assert sum(stages) == pytest.approx(line["seconds"], abs=0.002)
     assert line["prefill_seconds"] > 0
     assert (line["finish_reason"], line["completion_tokens"], line["failovers"]) == ("stop", 12, 0)
+    assert line["preemptions"] == 0
     assert line["engine"].startswith("127.0.0.1:")
     assert (line["method"], line["code"]) == ("HttpCompletions", "OK")
 

@@ -187,7 +187,8 @@ class Call:
             self.clock() - self.started, self._since(self.taken_at), self._since(self.first_token_at), self.stages
         )
         engine = self.engines[-1] if self.engines else None
-        return times.stages(failovers) | {"engine": engine, "failovers": failovers}
+        preemptions = 0 if self.stages is None else self.stages.preemptions
+        return times.stages(failovers) | {"engine": engine, "failovers": failovers, "preemptions": preemptions}
 
     def _since(self, at: float | None) -> float | None:
         return None if at is None else at - self.started

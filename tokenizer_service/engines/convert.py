@@ -151,7 +151,8 @@ def engine_finish(finish: engine_pb2.Finish) -> EngineFinish:
 
 
 def _stage_times(stages: engine_pb2.StageDurations) -> StageTimes:
-    return StageTimes(_seconds(stages.queue), _seconds(stages.prefill), _seconds(stages.decode))
+    seconds = _seconds(stages.queue), _seconds(stages.prefill), _seconds(stages.decode)
+    return StageTimes(*seconds, stages.preemptions)
 
 
 def _seconds(duration: Duration) -> float:

@@ -148,12 +148,13 @@ class Usage:
 class StageTimes:
     """Seconds of a sample inside the engine that ended it, by that engine's clock; 0 for a stage it did not reach.
 
-    A resumed sample has only its time at the last engine here.
+    A resumed sample has only its time at the last engine here. `preemptions`: how often it gave its KV blocks up there.
     """
 
     queue_s: float
     prefill_s: float
     decode_s: float
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ def test_the_stages_of_the_engine_come_as_seconds() -> None:
     assert engine_finish(finish).stages == StageTimes(1.5, 0.0, 0.0)
     finish.stages.prefill.FromMilliseconds(20)
     finish.stages.decode.FromMilliseconds(3)
-    assert engine_finish(finish).stages == StageTimes(1.5, 0.02, 0.003)
+    finish.stages.preemptions = 2
+    assert engine_finish(finish).stages == StageTimes(1.5, 0.02, 0.003, 2)
 
 
 async def test_a_replica_that_fails_again_and_again_gets_no_requests_for_a_while() -> None:

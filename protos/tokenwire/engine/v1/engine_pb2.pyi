@@ -667,6 +667,9 @@ class StageDurations(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    preemptions: _builtins.int
+    """How often it had to give its KV blocks up, to be computed again."""
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
         """Until its first step began, or its end if there was none; the making of its
@@ -691,10 +694,11 @@ class StageDurations(_message.Message):
         queue: _duration_pb2.Duration | None = ...,
         prefill: _duration_pb2.Duration | None = ...,
         decode: _duration_pb2.Duration | None = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "preemptions", b"preemptions", "prefill", b"prefill", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode: _TypeAlias = _typing.Literal["decode"]  # noqa: Y015
     _WhichOneofArgType__decode: _TypeAlias = _typing.Literal["_decode", b"_decode"]  # noqa: Y015
