@@ -28,7 +28,9 @@ from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, 
 from tokenizer_service.api.metrics import TokenizerMetrics
 from tokenizer_service.api.operator_service import OPERATOR_SERVICE_NAME, OperatorServicer
 from tokenizer_service.api.operator_service import add_to_server as add_operator_service
+from tokenizer_service.api.status import StatusReader
 from tokenizer_service.config import TokenizerSettings
+from tokenizer_service.engines.figures import FigureReader
 from tokenizer_service.engines.matching import TokenizerIdentity
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.fleet import EngineFleet
@@ -136,9 +138,23 @@ class TokenizerApp:
 
     def _new_operator_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=server_options(_MAX_OPERATOR_BYTES))
-        add_operator_service(OperatorServicer(self.fleet.replicas, self.admission, self._ask_to_drain), server)
+        servicer = OperatorServicer(self.fleet.replicas, self.admission, self._ask_to_drain, self._status_reader())
+        add_operator_service(servicer, server)
         reflection.enable_server_reflection([OPERATOR_SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server
+
+    def _status_reader(self) -> StatusReader:
+        return StatusReader(
+            model_name=self._settings.model_name,
+            max_requests=self._settings.max_requests,
+            started=asyncio.get_running_loop().time(),
+            replicas=self.fleet.replicas,
+            admission=self.admission,
+            calls=self._runner.live,
+            registry=self.metrics.registry,
+            encode_queue=lambda: self.pool.num_queued,
+            figures=FigureReader(),
+        )
 
     def _texts(self) -> TextService:
         return TextService(

@@ -18,6 +18,7 @@ from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_a
 from tokenwire_client.cli_plugins import GROUP, add_own, add_plugins
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
+from tokenwire_client.top.command import top
 from tokenwire_client.types import Message, Sampling
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(engines_app, name="engines")
 app.command()(steps)
 app.command()(drain)
+app.command()(top)
 
 
 load = typer.Typer(help="Load tests and capacity planning.", no_args_is_help=True)

@@ -1,10 +1,9 @@
-"""A blocking client for operators of one tokenizer service: its engine replicas, its end.
+"""A blocking client for operators of one tokenizer service: its engine replicas, its status, its end.
 
 Must not know: generations, the command line. It talks to the operators' port, not to the clients'.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,24 +11,13 @@ import grpc
 
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenwire_client.operator_status import Engine, Status, engine, status
 from tokenwire_client.sync_stream import translate_blocking
 from tokenwire_client.tls import Tls, blocking_channel
 
 DEFAULT_TIMEOUT_S = 10.0
-_STATE_PREFIX = "ENGINE_STATE_"
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A replica. `state`: connecting, connected, draining or leaving; `sources`: who named it."""
-
-    address: str
-    sources: tuple[str, ...]
-    state: str
-    live_requests: int
-    engine_epoch: str
 
 
 class Operator:
@@ -47,7 +35,7 @@ class Operator:
     def engines(self) -> tuple[Engine, ...]:
         """In the order in which they were added."""
         answer = _ask(lambda: self._service.ListEngines(pb.ListEnginesRequest(), timeout=self._timeout))
-        return tuple(_engine(each) for each in answer.engines)
+        return tuple(engine(each) for each in answer.engines)
 
     def add_engine(self, address: str) -> None:
         """HOST:PORT. It gets requests once it is connected, and stays until the service's next start."""
@@ -56,6 +44,11 @@ class Operator:
     def remove_engine(self, address: str) -> None:
         """It gets no new requests; those that run there go on."""
         _ask(lambda: self._service.RemoveEngine(pb.RemoveEngineRequest(address=address), timeout=self._timeout))
+
+    def status(self, max_requests: int | None = None) -> Status:
+        """What the service, its engines and its requests (the oldest, so many, 0 to 1,000) do now."""
+        request = pb.GetStatusRequest() if max_requests is None else pb.GetStatusRequest(max_requests=max_requests)
+        return status(_ask(lambda: self._service.GetStatus(request, timeout=self._timeout)))
 
     def drain(self, grace: float | None = None) -> int:
         """The service takes no new requests, ends after `grace` seconds at the latest; requests that run now."""
@@ -82,8 +75,3 @@ def _ask(call: Callable[[], Answer]) -> Answer:
         return call()
     except grpc.RpcError as error:
         raise translate_blocking(error) from error
-
-
-def _engine(message: pb.Engine) -> Engine:
-    state = pb.EngineState.Name(message.state).removeprefix(_STATE_PREFIX).lower()
-    return Engine(message.address, tuple(message.sources), state, message.live_requests, message.engine_epoch)

@@ -155,7 +155,10 @@ def load_news_message(load: LoadFigures) -> engine_pb2.EngineLoad:
     )
 
 
-def load_message(stats: EngineStats, engine_pid: int, last_step_age_s: float | None) -> engine_pb2.GetLoadResponse:
+def load_message(
+    stats: EngineStats, engine_pid: int, last_step_age_s: float | None, step_seconds: float
+) -> engine_pb2.GetLoadResponse:
+    """`step_seconds`: of all steps."""
     message = engine_pb2.GetLoadResponse(
         running_requests=stats.running,
         waiting_requests=stats.waiting,
@@ -170,6 +173,9 @@ def load_message(stats: EngineStats, engine_pid: int, last_step_age_s: float | N
         generated_tokens_total=stats.generated_tokens,
         cached_tokens_total=stats.cached_tokens,
         engine_pid=engine_pid,
+        looked_up_tokens_total=stats.looked_up_tokens,
+        evictions_total=stats.evictions,
+        step_seconds_total=step_seconds,
     )
     if last_step_age_s is not None:
         message.last_step_age.FromNanoseconds(int(last_step_age_s * 1e9))

@@ -38,6 +38,7 @@ class Connection:
     commands: CommandSink
     stats: EngineStats
     last_step: float | None = None
+    step_seconds: float = 0.0  # of all steps
     reason: Refusal = STARTING
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -205,6 +206,7 @@ class EngineHandle:
         connection.stats = report.stats
         if report.steps:
             connection.last_step = self._clock()
+            connection.step_seconds += sum([step.seconds for step in report.steps])
         self.pulse.reported(bool(report.steps))
         if report.kv_events:
             self.kv_feed.tell(report.kv_events)

@@ -130,7 +130,7 @@ class EngineService:
         connection = await self._running_engine(context)
         last = connection.last_step
         age_s = None if last is None else self._clock() - last
-        return load_message(connection.stats, connection.info.pid, age_s)
+        return load_message(connection.stats, connection.info.pid, age_s, connection.step_seconds)
 
     async def watch_kv_events(
         self,

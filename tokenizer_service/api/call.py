@@ -32,6 +32,7 @@ class Call:
     tenant: Tenant = ANONYMOUS
     request_id: str = ""
     prompt_tokens: int | None = None
+    session: TextSession | None = None
     tokens: int = 0
     first_token_at: float | None = None
     last_token_at: dict[int, float] = field(default_factory=dict)  # by sample

@@ -20,6 +20,7 @@ from tokenizer_service.api.call import Call
 from tokenizer_service.api.call_trace import NO_CALL_TRACES, CallTraces
 from tokenizer_service.api.errors import abort
 from tokenizer_service.api.generation_metrics import rejection
+from tokenizer_service.api.live_calls import LiveCalls
 from tokenizer_service.api.metrics import TokenizerMetrics
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
 from tokenizer_service.sessions.admission import Admission
@@ -49,6 +50,7 @@ class CallRunner:
     gate: Gate
     slow: SlowRequests = field(default_factory=never_slow)
     traces: CallTraces = NO_CALL_TRACES
+    live: LiveCalls = field(default_factory=LiveCalls)
 
     async def run(
         self,
@@ -79,7 +81,7 @@ class CallRunner:
         """`body`'s answer or why there is none, whatever the transport. Counts and logs the outcome once."""
         code = RefusalCode.CANCELLED.name
         try:
-            with structlog.contextvars.bound_contextvars(**trace_id_of(call.span)):
+            with self.live.keep(call), structlog.contextvars.bound_contextvars(**trace_id_of(call.span)):
                 outcome = await self._within_quota(call, request, body)
             self._count_rejected(call, outcome)
             code = outcome.code.name if isinstance(outcome, Refusal) else "OK"

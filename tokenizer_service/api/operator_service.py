@@ -1,4 +1,4 @@
-"""OperatorService over gRPC: lists, adds and removes engine replicas, drains the service.
+"""OperatorService over gRPC: lists, adds and removes engine replicas, tells the status, drains the service.
 
 Must not know: requests of clients, how replicas are chosen.
 """
@@ -11,9 +11,11 @@ import grpc
 
 from service_runtime.drain import read_grace
 from service_runtime.wire import Malformed, request_parser
+from tokenizer_service.api.engine_messages import engine_message
 from tokenizer_service.api.errors import abort
+from tokenizer_service.api.status import StatusReader
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
-from tokenizer_service.routing.replicas import Replica, Replicas
+from tokenizer_service.routing.replicas import Replicas
 from tokenizer_service.sessions.admission import Admission
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -31,9 +33,10 @@ class OperatorServicer:
     replicas: Replicas
     admission: Admission
     ask_to_drain: Callable[[float | None], None]
+    status: StatusReader
 
     def list_engines(self, _request: pb.ListEnginesRequest) -> pb.ListEnginesResponse:
-        return pb.ListEnginesResponse(engines=[_engine(replica) for replica in self.replicas.all()])
+        return pb.ListEnginesResponse(engines=[engine_message(replica) for replica in self.replicas.all()])
 
     def add_engine(self, request: pb.AddEngineRequest) -> pb.AddEngineResponse | Refusal:
         return self.replicas.add_by_operator(request.address) or pb.AddEngineResponse()
@@ -41,32 +44,18 @@ class OperatorServicer:
     def remove_engine(self, request: pb.RemoveEngineRequest) -> pb.RemoveEngineResponse | Refusal:
         return self.replicas.remove_by_operator(request.address) or pb.RemoveEngineResponse()
 
+    async def get_status(self, request: pb.GetStatusRequest | Malformed, context: Context) -> pb.GetStatusResponse:
+        answer = _malformed(request) if isinstance(request, Malformed) else await self.status.read(request)
+        if isinstance(answer, Refusal):
+            await abort(context, answer)
+        return answer
+
     async def drain(self, request: pb.DrainRequest | Malformed, context: Context) -> pb.DrainResponse:
         if isinstance(request, Malformed):
             await abort(context, _malformed(request))
         self.ask_to_drain(await read_grace(context, request.grace, request.HasField("grace")))
         await self.admission.draining.wait()
         return pb.DrainResponse(live_requests=self.admission.num_active)
-
-
-def _engine(replica: Replica) -> pb.Engine:
-    connection = replica.connection
-    return pb.Engine(
-        address=replica.address,
-        sources=sorted(replica.sources),
-        state=_state(replica),
-        live_requests=connection.num_live,
-        engine_epoch=connection.model.engine_epoch if connection.model is not None else "",
-    )
-
-
-def _state(replica: Replica) -> "pb.EngineState.ValueType":
-    connection = replica.connection
-    if connection.is_leaving:
-        return pb.ENGINE_STATE_LEAVING
-    if connection.model is None:
-        return pb.ENGINE_STATE_CONNECTING
-    return pb.ENGINE_STATE_DRAINING if connection.is_draining else pb.ENGINE_STATE_CONNECTED
 
 
 def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
@@ -85,6 +74,9 @@ def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
             _answered(servicer.remove_engine),
             request_parser(pb.RemoveEngineRequest),
             pb.RemoveEngineResponse.SerializeToString,
+        ),
+        "GetStatus": unary(
+            servicer.get_status, request_parser(pb.GetStatusRequest), pb.GetStatusResponse.SerializeToString
         ),
         "Drain": unary(servicer.drain, request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString),
     }

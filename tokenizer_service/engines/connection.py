@@ -73,6 +73,7 @@ class EngineConnection:
     one_model: OneModel = field(default_factory=OneModel)
     breaker: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(), time.monotonic))
     model: ModelInfo | None = None
+    stub: "engine_pb2_grpc.EngineServiceAsyncStub | None" = None
     is_draining: bool = False
     is_leaving: bool = False
     _left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -165,6 +166,7 @@ class EngineConnection:
             if not self._accept(model):
                 return False
             heartbeat_s = self.limits.heartbeat_s if opened.takes_heartbeats else None
+            self.stub = stub
             await self._serve_while_alive(stub, self._serve(call, heartbeat_s), model)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
@@ -284,6 +286,7 @@ class EngineConnection:
             self.breaker.on_failure()
         self.one_model.leave(self.address)
         self.model = None
+        self.stub = None
         self.is_draining = False
         self.requests.lose_all(loss)
         if was_usable:

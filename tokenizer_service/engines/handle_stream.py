@@ -37,6 +37,9 @@ class HandleStream:
     def engines(self) -> tuple[str, ...]:
         return (self.connection.address,)
 
+    def replicas(self) -> tuple[str, ...]:
+        return (self.connection.address,)
+
     def cancel(self, index: int | None = None) -> None:
         if self.num_samples == 1:
             index = None  # the one sample is all

@@ -209,6 +209,9 @@ class TokenSink(Protocol):
 class TokenStream(Protocol):
     """The sender's hold on a generation that was taken on."""
 
+    def replicas(self) -> tuple[str, ...]:
+        """Addresses of the engines that have it now."""
+
     def cancel(self, index: int | None = None) -> None:
         """Tells the engine, once, to stop one sample (None: all); the engine's last word may still come."""
 

@@ -53,6 +53,9 @@ class CarriedRequest:
         self._parts.add(part)
         return None
 
+    def replicas(self) -> tuple[str, ...]:
+        return tuple(sorted({part.stream.replica for part in self._parts if part.stream is not None}))
+
     def cancel(self, index: int | None = None) -> None:
         for place, sample in enumerate(self._samples):
             sample.is_cancelled |= index is None or index == place

@@ -33,6 +33,7 @@ class Caller(RequestObserver, Protocol):
     request_id: str
     options: GenerationOptions | None
     prompt_tokens: int | None
+    session: TextSession | None
 
     def on_taken(self, prompt_tokens: int) -> None:
         """An engine has it: from now on `prompt_tokens` are known."""
@@ -85,6 +86,7 @@ class Intake:
                 yield session
                 return
             caller.on_taken(session.prompt_tokens)
+            caller.session = session
             with self.sessions.keep(session):
                 try:
                     yield session

@@ -121,6 +121,16 @@ class TextSession:
         return len(self._samples)
 
     @property
+    def replicas(self) -> tuple[str, ...]:
+        """Addresses of the engines that have it now."""
+        return () if self._stream is None else self._stream.replicas()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing new comes from an engine; there may be something to read."""
+        return self._is_over
+
+    @property
     def _is_over(self) -> bool:
         return self._num_running == 0 or self._failure is not None
 

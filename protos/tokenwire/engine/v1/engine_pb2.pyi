@@ -937,6 +937,9 @@ class GetLoadResponse(_message.Message):
     CACHED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     ENGINE_PID_FIELD_NUMBER: _builtins.int
     LAST_STEP_AGE_FIELD_NUMBER: _builtins.int
+    LOOKED_UP_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    EVICTIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_TOTAL_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     waiting_tokens: _builtins.int
@@ -955,6 +958,12 @@ class GetLoadResponse(_message.Message):
     cached_tokens_total: _builtins.int
     engine_pid: _builtins.int
     """Process id of the engine process, for operators."""
+    looked_up_tokens_total: _builtins.int
+    """Prompt tokens looked up in the prefix cache."""
+    evictions_total: _builtins.int
+    """Blocks whose reusable content was given up."""
+    step_seconds_total: _builtins.float
+    """Time of all steps."""
     @_builtins.property
     def last_step_age(self) -> _duration_pb2.Duration:
         """Age of the last finished step; unset before the first."""
@@ -976,10 +985,13 @@ class GetLoadResponse(_message.Message):
         cached_tokens_total: _builtins.int = ...,
         engine_pid: _builtins.int = ...,
         last_step_age: _duration_pb2.Duration | None = ...,
+        looked_up_tokens_total: _builtins.int = ...,
+        evictions_total: _builtins.int = ...,
+        step_seconds_total: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age", "last_step_age", b"last_step_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age", "cached_blocks", b"cached_blocks", "cached_tokens_total", b"cached_tokens_total", "engine_pid", b"engine_pid", "free_blocks", b"free_blocks", "generated_tokens_total", b"generated_tokens_total", "last_step_age", b"last_step_age", "preemptions_total", b"preemptions_total", "prompt_tokens_total", b"prompt_tokens_total", "running_requests", b"running_requests", "steps_total", b"steps_total", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age", "cached_blocks", b"cached_blocks", "cached_tokens_total", b"cached_tokens_total", "engine_pid", b"engine_pid", "evictions_total", b"evictions_total", "free_blocks", b"free_blocks", "generated_tokens_total", b"generated_tokens_total", "last_step_age", b"last_step_age", "looked_up_tokens_total", b"looked_up_tokens_total", "preemptions_total", b"preemptions_total", "prompt_tokens_total", b"prompt_tokens_total", "running_requests", b"running_requests", "step_seconds_total", b"step_seconds_total", "steps_total", b"steps_total", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_step_age: _TypeAlias = _typing.Literal["last_step_age"]  # noqa: Y015
     _WhichOneofArgType__last_step_age: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age"]  # noqa: Y015

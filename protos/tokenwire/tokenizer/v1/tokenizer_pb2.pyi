@@ -51,6 +51,33 @@ ENGINE_STATE_LEAVING: EngineState.ValueType  # 4
 """Removed here; its last requests run."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
+class _RequestState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    REQUEST_STATE_ENCODING: _RequestState.ValueType  # 1
+    """Its prompt is read and encoded."""
+    REQUEST_STATE_WAITING: _RequestState.ValueType  # 2
+    """An engine has it, no token has come."""
+    REQUEST_STATE_GENERATING: _RequestState.ValueType  # 3
+    REQUEST_STATE_MOVING: _RequestState.ValueType  # 4
+    """Its engine was lost, and no other has it yet."""
+
+class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper): ...
+
+REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+REQUEST_STATE_ENCODING: RequestState.ValueType  # 1
+"""Its prompt is read and encoded."""
+REQUEST_STATE_WAITING: RequestState.ValueType  # 2
+"""An engine has it, no token has come."""
+REQUEST_STATE_GENERATING: RequestState.ValueType  # 3
+REQUEST_STATE_MOVING: RequestState.ValueType  # 4
+"""Its engine was lost, and no other has it yet."""
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
 @_typing.final
 class GenerationOptions(_message.Message):
     """What is common to Generate and Chat."""
@@ -1044,6 +1071,343 @@ class RemoveEngineResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveEngineResponse: _TypeAlias = RemoveEngineResponse  # noqa: Y015
+
+@_typing.final
+class GetStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_REQUESTS_FIELD_NUMBER: _builtins.int
+    max_requests: _builtins.int
+    """Requests to tell of, the oldest first: 0 to 1,000. Unset: 50."""
+    def __init__(
+        self,
+        *,
+        max_requests: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "max_requests", b"max_requests"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "max_requests", b"max_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_requests: _TypeAlias = _typing.Literal["max_requests"]  # noqa: Y015
+    _WhichOneofArgType__max_requests: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_requests) -> _WhichOneofReturnType__max_requests | None: ...
+
+Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def service(self) -> Global___ServiceFigures: ...
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStatus]: ...
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
+    def __init__(
+        self,
+        *,
+        service: Global___ServiceFigures | None = ...,
+        engines: _abc.Iterable[Global___EngineStatus] | None = ...,
+        requests: _abc.Iterable[Global___LiveRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["service", b"service"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "requests", b"requests", "service", b"service"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ServiceFigures(_message.Message):
+    """Of the tokenizer service itself; what ends in _total grows from its start on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RoutedRequestsTotalEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailoversTotalEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailedFailoversTotalEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    UPTIME_FIELD_NUMBER: _builtins.int
+    ACTIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_REQUESTS_FIELD_NUMBER: _builtins.int
+    ENCODE_QUEUE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    ROUTED_REQUESTS_TOTAL_FIELD_NUMBER: _builtins.int
+    FAILOVERS_TOTAL_FIELD_NUMBER: _builtins.int
+    FAILED_FAILOVERS_TOTAL_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    is_draining: _builtins.bool
+    active_requests: _builtins.int
+    max_requests: _builtins.int
+    """The most there may be."""
+    encode_queue: _builtins.int
+    """Texts that wait for a thread."""
+    prompt_tokens_total: _builtins.int
+    """Of generations that an engine took, running ones included."""
+    generated_tokens_total: _builtins.int
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def routed_requests_total(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By why an engine was chosen."""
+
+    @_builtins.property
+    def failovers_total(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By why an engine took over from another."""
+
+    @_builtins.property
+    def failed_failovers_total(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By why none did."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        is_draining: _builtins.bool = ...,
+        uptime: _duration_pb2.Duration | None = ...,
+        active_requests: _builtins.int = ...,
+        max_requests: _builtins.int = ...,
+        encode_queue: _builtins.int = ...,
+        prompt_tokens_total: _builtins.int = ...,
+        generated_tokens_total: _builtins.int = ...,
+        routed_requests_total: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        failovers_total: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        failed_failovers_total: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "encode_queue", b"encode_queue", "failed_failovers_total", b"failed_failovers_total", "failovers_total", b"failovers_total", "generated_tokens_total", b"generated_tokens_total", "is_draining", b"is_draining", "max_requests", b"max_requests", "model_name", b"model_name", "prompt_tokens_total", b"prompt_tokens_total", "routed_requests_total", b"routed_requests_total", "uptime", b"uptime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServiceFigures: _TypeAlias = ServiceFigures  # noqa: Y015
+
+@_typing.final
+class EngineStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """Why it did not."""
+    @_builtins.property
+    def engine(self) -> Global___Engine: ...
+    @_builtins.property
+    def figures(self) -> Global___EngineFigures:
+        """Unset: it did not answer."""
+
+    def __init__(
+        self,
+        *,
+        engine: Global___Engine | None = ...,
+        figures: Global___EngineFigures | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_figures", b"_figures", "engine", b"engine", "figures", b"figures"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_figures", b"_figures", "engine", b"engine", "error", b"error", "figures", b"figures"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__figures: _TypeAlias = _typing.Literal["figures"]  # noqa: Y015
+    _WhichOneofArgType__figures: _TypeAlias = _typing.Literal["_figures", b"_figures"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__figures) -> _WhichOneofReturnType__figures | None: ...
+
+Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
+
+@_typing.final
+class EngineFigures(_message.Message):
+    """As the engine's GetLoad gives them, for all of its clients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    STEPS_TOTAL_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_TOTAL_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    LOOKED_UP_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    EVICTIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    LAST_STEP_AGE_FIELD_NUMBER: _builtins.int
+    running_requests: _builtins.int
+    waiting_requests: _builtins.int
+    waiting_tokens: _builtins.int
+    total_blocks: _builtins.int
+    used_blocks: _builtins.int
+    cached_blocks: _builtins.int
+    free_blocks: _builtins.int
+    steps_total: _builtins.int
+    step_seconds_total: _builtins.float
+    preemptions_total: _builtins.int
+    prompt_tokens_total: _builtins.int
+    generated_tokens_total: _builtins.int
+    cached_tokens_total: _builtins.int
+    looked_up_tokens_total: _builtins.int
+    evictions_total: _builtins.int
+    @_builtins.property
+    def last_step_age(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+        used_blocks: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        steps_total: _builtins.int = ...,
+        step_seconds_total: _builtins.float = ...,
+        preemptions_total: _builtins.int = ...,
+        prompt_tokens_total: _builtins.int = ...,
+        generated_tokens_total: _builtins.int = ...,
+        cached_tokens_total: _builtins.int = ...,
+        looked_up_tokens_total: _builtins.int = ...,
+        evictions_total: _builtins.int = ...,
+        last_step_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age", "last_step_age", b"last_step_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age", "cached_blocks", b"cached_blocks", "cached_tokens_total", b"cached_tokens_total", "evictions_total", b"evictions_total", "free_blocks", b"free_blocks", "generated_tokens_total", b"generated_tokens_total", "last_step_age", b"last_step_age", "looked_up_tokens_total", b"looked_up_tokens_total", "preemptions_total", b"preemptions_total", "prompt_tokens_total", b"prompt_tokens_total", "running_requests", b"running_requests", "step_seconds_total", b"step_seconds_total", "steps_total", b"steps_total", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_step_age: _TypeAlias = _typing.Literal["last_step_age"]  # noqa: Y015
+    _WhichOneofArgType__last_step_age: _TypeAlias = _typing.Literal["_last_step_age", b"_last_step_age"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step_age) -> _WhichOneofReturnType__last_step_age | None: ...
+
+Global___EngineFigures: _TypeAlias = EngineFigures  # noqa: Y015
+
+@_typing.final
+class LiveRequest(_message.Message):
+    """A call that is being served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Empty until it is known."""
+    tenant: _builtins.str
+    method: _builtins.str
+    state: Global___RequestState.ValueType
+    prompt_tokens: _builtins.int
+    """Unset until the prompt is encoded."""
+    generated_tokens: _builtins.int
+    """Of all samples."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def time_to_first_token(self) -> _duration_pb2.Duration:
+        """Unset until there is one."""
+
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of those that have it now; samples may be on several."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        method: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        prompt_tokens: _builtins.int | None = ...,
+        generated_tokens: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        time_to_first_token: _duration_pb2.Duration | None = ...,
+        engines: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens", "_time_to_first_token", b"_time_to_first_token", "age", b"age", "prompt_tokens", b"prompt_tokens", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens", "_time_to_first_token", b"_time_to_first_token", "age", b"age", "engines", b"engines", "generated_tokens", b"generated_tokens", "method", b"method", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__time_to_first_token: _TypeAlias = _typing.Literal["time_to_first_token"]  # noqa: Y015
+    _WhichOneofArgType__time_to_first_token: _TypeAlias = _typing.Literal["_time_to_first_token", b"_time_to_first_token"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_to_first_token) -> _WhichOneofReturnType__time_to_first_token | None: ...
+
+Global___LiveRequest: _TypeAlias = LiveRequest  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -300,6 +300,11 @@ class OperatorServiceStub(object):
                 request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/GetStatus',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/tokenwire.tokenizer.v1.OperatorService/Drain',
                 request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainRequest.SerializeToString,
@@ -333,6 +338,14 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """What the service, its engines and its requests do now: names and numbers,
+        never text or tokens. Asks every engine, each for a second at most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
         running ones finish within the grace, the service exits with 0.
@@ -358,6 +371,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RemoveEngine,
                     request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.FromString,
                     response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -447,6 +465,33 @@ class OperatorService(object):
             '/tokenwire.tokenizer.v1.OperatorService/RemoveEngine',
             tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineRequest.SerializeToString,
             tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.RemoveEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/GetStatus',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -112,6 +112,10 @@ class OperatorServiceStub:
     """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
     for an address that DNS gives.
     """
+    GetStatus: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.GetStatusRequest, _tokenizer_pb2.GetStatusResponse]
+    """What the service, its engines and its requests do now: names and numbers,
+    never text or tokens. Asks every engine, each for a second at most.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DrainRequest, _tokenizer_pb2.DrainResponse]
     """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
     running ones finish within the grace, the service exits with 0.
@@ -130,6 +134,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     RemoveEngine: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.RemoveEngineRequest, _tokenizer_pb2.RemoveEngineResponse]  # type: ignore[assignment]
     """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
     for an address that DNS gives.
+    """
+    GetStatus: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.GetStatusRequest, _tokenizer_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """What the service, its engines and its requests do now: names and numbers,
+    never text or tokens. Asks every engine, each for a second at most.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DrainRequest, _tokenizer_pb2.DrainResponse]  # type: ignore[assignment]
     """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
@@ -164,6 +172,16 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tokenizer_pb2.RemoveEngineResponse, _abc.Awaitable[_tokenizer_pb2.RemoveEngineResponse]]:
         """The engine gets no new requests; those that run there go on. FAILED_PRECONDITION
         for an address that DNS gives.
+        """
+
+    @_abc_1.abstractmethod
+    def GetStatus(
+        self,
+        request: _tokenizer_pb2.GetStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.GetStatusResponse, _abc.Awaitable[_tokenizer_pb2.GetStatusResponse]]:
+        """What the service, its engines and its requests do now: names and numbers,
+        never text or tokens. Asks every engine, each for a second at most.
         """
 
     @_abc_1.abstractmethod
