@@ -31,6 +31,8 @@ class PreparationFailed(Exception):
 def prepare_default_model(say: Say) -> Path:
     """Returns the folder of the converted default model; makes it if missing. Safe to run concurrently."""
     folder = default_model_folder()
+    if (folder / "config.json").is_file():
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_suffix(".lock")):
         if not (folder / "config.json").is_file():

@@ -134,3 +134,10 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
         return Path(explicit)
     base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tokenwire"
+
+
+def shipped_folder(environment: Mapping[str, str] | None = None) -> Path | None:
+    """$TOKENWIRE_SHIPPED: read only, laid out as the cache folder, and looked in first. Images set it."""
+    environment = os.environ if environment is None else environment
+    shipped = environment.get("TOKENWIRE_SHIPPED")
+    return Path(shipped) if shipped else None

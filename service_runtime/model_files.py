@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from service_runtime.config import cache_folder
+from service_runtime.config import cache_folder, shipped_folder
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -32,7 +32,10 @@ class ModelNotFound(Exception):
 
 
 def default_model_folder() -> Path:
-    """Where the embedded default model lies once it has been prepared (it may not exist yet)."""
+    """Where the embedded default model lies: shipped with the program, or once it has been prepared (maybe not yet)."""
+    shipped = shipped_folder()
+    if shipped is not None and (shipped / "models" / DEFAULT_MODEL / "config.json").is_file():
+        return shipped / "models" / DEFAULT_MODEL
     return cache_folder() / "models" / DEFAULT_MODEL
 
 

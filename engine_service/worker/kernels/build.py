@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from service_runtime.config import cache_folder
+from service_runtime.config import cache_folder, shipped_folder
 
 SOURCE_FOLDER = Path(__file__).parent
 _COMPILERS = ("g++", "c++", "clang++")
@@ -138,8 +138,7 @@ def prepare_library(
     """
     if platform.system() != "Linux":
         return Unavailable(f"the C++ kernels need Linux, this is {platform.system()}")
-    sources = _digest(*(part for file in _sources(source_folder) for part in (file.name, file.read_text())))
-    prefix = f"{variant.value}-{platform.machine()}-{sources}"
+    prefix = _prefix(variant, source_folder)
     if compiler is None:
         made = sorted(folder.glob(f"{prefix}-*.so"))
         return made[0] if made else Unavailable("the C++ kernels are not built and there is no C++ compiler")
@@ -151,8 +150,17 @@ def prepare_library(
 
 
 def prepare_best_library(folder: Path, report: Report) -> Path | Unavailable:
-    """`prepare_library` of the best variant for this CPU, with the compiler found here."""
-    return prepare_library(runnable_variants(read_cpu_flags())[0], folder, find_compiler(), report)
+    """`prepare_library` of the best variant for this CPU, with the compiler found here; none if one was shipped."""
+    variant = runnable_variants(read_cpu_flags())[0]
+    shipped = shipped_folder()
+    made = [] if shipped is None else sorted((shipped / "kernels").glob(f"{_prefix(variant, SOURCE_FOLDER)}-*.so"))
+    return made[0] if made else prepare_library(variant, folder, find_compiler(), report)
+
+
+def _prefix(variant: Variant, source_folder: Path) -> str:
+    """How the names of all libraries begin that were made of these sources."""
+    sources = _digest(*(part for file in _sources(source_folder) for part in (file.name, file.read_text())))
+    return f"{variant.value}-{platform.machine()}-{sources}"
 
 
 def _sources(folder: Path) -> list[Path]:

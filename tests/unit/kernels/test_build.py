@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_service.worker.kernels import build
 from engine_service.worker.kernels.build import (
     SOURCE_FOLDER,
     Compiler,
     Unavailable,
     Variant,
     find_compiler,
+    prepare_best_library,
     prepare_library,
     read_cpu_flags,
     request_tiles,
@@ -113,6 +115,18 @@ def test_without_compiler_a_library_made_before_is_used(tmp_path: Path, sources:
     assert "no C++ compiler" in missing.reason
     made = prepare_library(Variant.GENERIC, tmp_path, find_compiler(), lines.append, sources)
     assert prepare_library(Variant.GENERIC, tmp_path, None, lines.append, sources) == made
+
+
+def test_a_library_that_was_shipped_is_used_before_any_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the images: for this CPU's best variant and these very sources, whatever compiler made it."""
+    shipped = tmp_path / "shipped"
+    monkeypatch.setenv("TOKENWIRE_SHIPPED", str(shipped))
+    best = runnable_variants(read_cpu_flags())[0]
+    library = shipped / "kernels" / f"{build._prefix(best, SOURCE_FOLDER)}-0123456789abcdef.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert prepare_best_library(tmp_path / "cache", pytest.fail) == library
+    assert not (tmp_path / "cache").exists()
 
 
 def test_sources_that_do_not_compile_are_a_reason(tmp_path: Path, sources: Path) -> None:

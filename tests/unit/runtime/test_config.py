@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from service_runtime.config import ServiceSettings, cache_folder, load_settings
+from service_runtime.config import ServiceSettings, cache_folder, load_settings, shipped_folder
 
 
 class Settings(ServiceSettings):
@@ -98,3 +98,9 @@ def test_cache_folder() -> None:
     assert cache_folder({"TOKENWIRE_CACHE": "/x"}) == Path("/x")
     assert cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/tokenwire")
     assert cache_folder({}) == Path.home() / ".cache" / "tokenwire"
+
+
+def test_shipped_folder() -> None:
+    assert shipped_folder({"TOKENWIRE_SHIPPED": "/opt/x"}) == Path("/opt/x")
+    assert shipped_folder({}) is None
+    assert shipped_folder({"TOKENWIRE_SHIPPED": ""}) is None
