@@ -14,7 +14,7 @@ lock() { # IMAGE EXTRA...
   local extras=() file=deploy/docker/$1.lock
   for extra in "${@:2}"; do extras+=(--extra "$extra"); done
   uv pip compile --quiet --no-header --universal --python-version 3.11 --generate-hashes --no-annotate --upgrade \
-    --no-emit-package torch --no-emit-package setuptools "${where[@]}" "${extras[@]}" \
+    --no-emit-package torch "${where[@]}" "${extras[@]}" \
     --override <(echo "$torch") --constraint <(echo "$tested") pyproject.toml --output-file "$file"
   sed -i '1i # Made by deploy/docker/lock.sh.' "$file"
 }

@@ -139,7 +139,18 @@ ENGINES = Row(
                 for stage in ("queue", "prefill", "decode")
             ),
         ),
-        Panel("Time of a step", "s", _quantiles(f"{_ENGINE}_step_seconds", 0.5, 0.99, labels=_THIS_ENGINE)),
+        Panel(
+            "Time of a step (p99)",
+            "s",
+            (
+                Query(
+                    "histogram_quantile(0.99, sum by (le, kind) "
+                    f"(rate({_ENGINE}_step_seconds_bucket{_THIS_ENGINE}[$__rate_interval])))",
+                    "{{kind}}",
+                ),
+            ),
+            "decode: answers only. prefill: prompts only. mixed: both.",
+        ),
         Panel("Tokens in a step", "none", _quantiles(f"{_ENGINE}_step_tokens", 0.5, 0.99, labels=_THIS_ENGINE)),
         Panel(
             "Tokens computed",

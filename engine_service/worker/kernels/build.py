@@ -150,11 +150,18 @@ def prepare_library(
 
 
 def prepare_best_library(folder: Path, report: Report) -> Path | Unavailable:
-    """`prepare_library` of the best variant for this CPU, with the compiler found here; none if one was shipped."""
-    variant = runnable_variants(read_cpu_flags())[0]
+    """`prepare_library` of the best variant for this CPU, with the compiler found here.
+
+    If any that runs here was shipped, the best of those, and nothing is compiled.
+    """
+    variants = runnable_variants(read_cpu_flags())
     shipped = shipped_folder()
-    made = [] if shipped is None else sorted((shipped / "kernels").glob(f"{_prefix(variant, SOURCE_FOLDER)}-*.so"))
-    return made[0] if made else prepare_library(variant, folder, find_compiler(), report)
+    if shipped is not None:
+        for variant in variants:
+            made = sorted((shipped / "kernels").glob(f"{_prefix(variant, SOURCE_FOLDER)}-*.so"))
+            if made:
+                return made[0]
+    return prepare_library(variants[0], folder, find_compiler(), report)
 
 
 def _prefix(variant: Variant, source_folder: Path) -> str:

@@ -118,14 +118,14 @@ def test_without_compiler_a_library_made_before_is_used(tmp_path: Path, sources:
 
 
 def test_a_library_that_was_shipped_is_used_before_any_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the images: for this CPU's best variant and these very sources, whatever compiler made it."""
-    shipped = tmp_path / "shipped"
-    monkeypatch.setenv("TOKENWIRE_SHIPPED", str(shipped))
-    best = runnable_variants(read_cpu_flags())[0]
-    library = shipped / "kernels" / f"{build._prefix(best, SOURCE_FOLDER)}-0123456789abcdef.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert prepare_best_library(tmp_path / "cache", pytest.fail) == library
+    """As in the images: the best that runs on this CPU, of these very sources, whatever compiler made it."""
+    kernels = tmp_path / "shipped" / "kernels"
+    kernels.mkdir(parents=True)
+    monkeypatch.setenv("TOKENWIRE_SHIPPED", str(kernels.parent))
+    for variant in reversed(runnable_variants(read_cpu_flags())):
+        library = kernels / f"{build._prefix(variant, SOURCE_FOLDER)}-0123456789abcdef.so"
+        library.touch()
+        assert prepare_best_library(tmp_path / "cache", pytest.fail) == library
     assert not (tmp_path / "cache").exists()
 
 
