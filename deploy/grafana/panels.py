@@ -193,9 +193,24 @@ ROUTING = Row(
             is_stacked=True,
         ),
         Panel(
-            "Prompt tokens by engine",
-            "suffix: tokens/s",
-            (Query(_rate(f"{_TOKENIZER}_engine_prompt_tokens_total", "engine"), "{{engine}}"),),
+            "Requests at each engine",
+            "none",
+            (Query(f"sum by (engine) ({_TOKENIZER}_engine_live_requests)", "{{engine}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Turned away",
+            "reqps",
+            (Query(_or_zero(_rate(f"{_TOKENIZER}_rejected_requests_total", "reason")), "{{reason}}"),),
+            "Before work was done for them.",
+        ),
+        Panel(
+            "Where a request's time goes before an engine has it (p99)",
+            "s",
+            (
+                Query(_quantiles(f"{_TOKENIZER}_validation_seconds", 0.99)[0].expression, "checks, template, encoding"),
+                Query(_quantiles(f"{_TOKENIZER}_encode_seconds", 0.99)[0].expression, "of it template, encoding"),
+            ),
         ),
         Panel(
             "Failovers",
@@ -211,7 +226,6 @@ ROUTING = Row(
             (Query(f"max by (engine) ({_TOKENIZER}_engine_breaker_state)", "{{engine}}"),),
             "0: requests pass. 1: one may try. 2: none passes.",
         ),
-        Panel("Template and encoding", "s", _quantiles(f"{_TOKENIZER}_encode_seconds", 0.5, 0.99)),
         Panel("Texts that wait to be encoded", "none", (Query(f"sum({_TOKENIZER}_encode_queue)", "waiting"),)),
     ),
 )
@@ -239,4 +253,33 @@ TENANTS = Row(
     ),
 )
 
-ROWS = (OVERVIEW, USERS, ENGINES, ROUTING, TENANTS)
+PROCESSES = Row(
+    "Processes",
+    (
+        Panel(
+            "CPU",
+            "suffix: cores",
+            (
+                Query(_rate(f"{_ENGINE}_process_cpu_seconds_total", "instance"), "engine {{instance}}"),
+                Query(_rate("process_cpu_seconds_total", "job, instance"), "{{job}} {{instance}}"),
+            ),
+            "An engine service is two processes: the engine, and its front.",
+        ),
+        Panel(
+            "Memory",
+            "bytes",
+            (
+                Query(f"sum by (instance) ({_ENGINE}_process_resident_memory_bytes)", "engine {{instance}}"),
+                Query("sum by (job, instance) (process_resident_memory_bytes)", "{{job}} {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Starts",
+            "none",
+            (Query('changes(process_start_time_seconds{job=~"tokenwire-.*"}[1h])', "{{job}} {{instance}}"),),
+            "In the last hour, the first one not counted.",
+        ),
+    ),
+)
+
+ROWS = (OVERVIEW, USERS, ENGINES, ROUTING, TENANTS, PROCESSES)
