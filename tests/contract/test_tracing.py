@@ -303,3 +303,14 @@ def test_without_an_endpoint_the_library_is_not_loaded() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_histograms_lead_to_the_trace(traced: Traced) -> None:
+    """Exemplars, for who asks for OpenMetrics."""
+    trace_id, parent = new_parent()
+    body = {"prompt": "Hello", "temperature": 0}
+    assert traced.stack.post(COMPLETIONS, body, headers={"traceparent": parent}).status_code == 200
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    page = traced.stack.client.get("/metrics", headers=accept).text
+    found = [line.partition("_bucket")[0] for line in page.splitlines() if f'trace_id="{trace_id}"' in line]
+    assert sorted(found) == [f"tokenwire_tokenizer_{name}_seconds" for name in ("request", "time_to_first_token")]

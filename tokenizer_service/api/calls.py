@@ -171,9 +171,10 @@ class CallRunner:
 
     def record(self, call: Call, code: str) -> None:
         """Counts and logs how a call ended, and ends its trace."""
+        ended = call.ended(code)  # before the end of the trace, which it names
         call.end_trace(code)
         self.metrics.requests.labels(method=call.method, code=code).inc()
-        if (ended := call.ended(code)) is not None:
+        if ended is not None:
             self.metrics.generations.observe_end(ended)
         if call.tenant.name:
             self.metrics.tenants.ended(call.tenant.name, code, call.prompt_tokens or 0, call.completion_tokens)
