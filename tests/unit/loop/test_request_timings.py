@@ -1,5 +1,7 @@
 """The stages of a request: which it reached, and that together they are its time in the engine process."""
 
+from dataclasses import replace
+
 from engine_service.core.outcome import Finish, FinishReason, RequestNews
 from engine_service.core.plan import NewRequest, Plan
 from engine_service.core.sampling import SamplingParams
@@ -35,3 +37,16 @@ def test_an_end_in_the_queue_or_in_the_prefill_leaves_the_later_stages_out() -> 
         RequestTiming(2, 2.0, 5.0, None),
         RequestTiming(3, 2.0, 5.0, 0.0),
     )
+
+
+def test_steps_and_preemptions_are_those_of_the_stages() -> None:
+    timings = RequestTimings(lambda: 42)
+    timings.arrived(1, 10.0)
+    timings.last_step = 3
+    timings.planned(replace(plan(1), step=4), 12.0)
+    timings.last_step = 5  # two chunks
+    timings.settle((RequestNews(1, (5,)),), 13.0)
+    timings.preempted((1, 7))
+    timings.last_step = 9
+    (timing,) = timings.settle((RequestNews(1, (6,), END),), 15.0)
+    assert (timing.arrived_ns, timing.prefill_steps, timing.decode_steps, timing.preemptions) == (42, 2, 4, 1)
