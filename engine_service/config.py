@@ -66,7 +66,9 @@ class EngineSettings(ServiceSettings):
         "auto", description="auto (the checkpoint's), float32, bfloat16 or float16: of weights and KV cache"
     )
     backend: str = Field(
-        "auto", min_length=1, description="auto, cpu (compiled kernels) or torch (plain, the reference)"
+        "auto",
+        min_length=1,
+        description="auto, cpu (compiled kernels), cuda (paged kernels, graphs) or torch (plain, the reference)",
     )
     simulate: str | None = Field(
         None,
@@ -137,6 +139,14 @@ class EngineSettings(ServiceSettings):
     threads: int = Field(0, ge=0, le=1024, description="compute threads on CPU; 0: automatic")
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="processes that share the model, one per GPU; on CPU they share --threads"
+    )
+    cuda_graph_requests: int = Field(
+        512, ge=0, le=1024, description="decode steps of so many requests at most run as CUDA graphs; 0: none"
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="on CUDA: decode steps are padded to --max-num-requests rows and keys are never split, so that an "
+        "answer does not depend on how many others are decoded; slower for a few requests",
     )
     drain_timeout: float = Field(30.0, ge=0, le=86_400, description="seconds that running work may take after SIGTERM")
     allow_drain_rpc: bool = Field(
@@ -230,6 +240,11 @@ class EngineSettings(ServiceSettings):
             raise ValueError(
                 f"--speculation {self.speculation} and --overlap contradict each other: a guess follows the last "
                 "token, which is not known yet when the next step is planned ahead"
+            )
+        if self.batch_invariant and self.cuda_graph_requests < (self.max_num_requests or 0):
+            raise ValueError(
+                f"--batch-invariant needs graphs for all requests, but --cuda-graph-requests "
+                f"{self.cuda_graph_requests:,} is below --max-num-requests {self.max_num_requests:,}"
             )
         if self.simulate is not None and self.tensor_parallel_size > 1:
             raise ValueError(

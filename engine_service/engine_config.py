@@ -33,6 +33,8 @@ class ModelConfig:
     default_sampling: DefaultSamplingName = "model"
     simulate: str | None = None
     tensor_parallel_size: int = 1
+    cuda_graph_requests: int = 512
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.default_sampling,
             settings.simulate,
             settings.tensor_parallel_size,
+            settings.cuda_graph_requests,
+            settings.batch_invariant,
         ),
         CacheConfig(
             settings.block_size,

@@ -33,7 +33,7 @@ from engine_service.loop.step_recorder import StepRecorder
 from engine_service.loop.warm_up import warm_up
 from engine_service.loop.worker_protocol import Worker as LoopWorker
 from engine_service.simulated.build import build_simulated_worker
-from engine_service.worker.config import Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
+from engine_service.worker.config import CudaOptions, Device, ModelDtype, WeightFormat, WorkerConfig, WorkerInfo
 from engine_service.worker.ranks import OtherRanks, RankLost
 from service_runtime.child_process import live_and_die_with_the_parent
 from service_runtime.logs import configure_logging
@@ -176,7 +176,8 @@ def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, Worke
 
     worker_config = _worker_config(config, folder)
     built = build_worker(worker_config, _start_ranks(worker_config, config))
-    return ThreadedWorker(built) if config.scheduling.overlap else built, built.info
+    needs_thread = config.scheduling.overlap and not built.runs_ahead
+    return ThreadedWorker(built) if needs_thread else built, built.info
 
 
 def _start_ranks(worker: WorkerConfig, config: EngineConfig) -> OtherRanks | None:
@@ -228,6 +229,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         step_token_budget=config.scheduling.step_token_budget,
         threads=model.threads,
         tensor_parallel_size=model.tensor_parallel_size,
+        cuda=CudaOptions(model.cuda_graph_requests, model.batch_invariant),
     )
 
 

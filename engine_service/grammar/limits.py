@@ -4,8 +4,10 @@ Must not know: requests, steps, processes.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llguidance import LLParserLimits
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,10 @@ class GrammarLimits:
     max_cached_characters: int = 4 * 1024**2
     max_waiting: int = 32
 
-    def parser(self) -> LLParserLimits:
+    def parser(self) -> "LLParserLimits":
         """The library's own limits: items of its parser, states and derivatives of its lexer."""
+        from llguidance import LLParserLimits  # a worker without grammars runs where it is not installed
+
         return LLParserLimits(
             initial_lexer_fuel=1_000_000,
             step_lexer_fuel=100_000,

@@ -7,10 +7,12 @@ import ctypes
 import re
 from collections.abc import Callable, Sequence
 from copy import copy
-
-from llguidance import LLMatcher, LLTokenizer
+from typing import TYPE_CHECKING
 
 from engine_service.grammar.limits import GrammarLimits
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 CpuClock = Callable[[], float]
 _MAX_MESSAGE = 300
@@ -24,8 +26,10 @@ class GrammarFailure(Exception):
 class Grammar:
     """A compiled grammar; each completion gets a matcher of its own."""
 
-    def __init__(self, vocabulary: LLTokenizer, text: str, limits: GrammarLimits) -> None:
+    def __init__(self, vocabulary: "LLTokenizer", text: str, limits: GrammarLimits) -> None:
         """`text` is the library's own format. Releases the interpreter while it compiles. Raises GrammarFailure."""
+        from llguidance import LLMatcher  # a worker without grammars runs where it is not installed
+
         self._first = LLMatcher(vocabulary, text, log_level=0, limits=limits.parser())
         if self._first.is_error():
             raise GrammarFailure(plain_message(self._first.get_error()))
@@ -54,7 +58,7 @@ class Matcher:
     """One completion. After a GrammarFailure it is of no more use."""
 
     def __init__(
-        self, matcher: LLMatcher, size: int, end_ids: Sequence[int], step_cpu_s: float, cpu_clock: CpuClock
+        self, matcher: "LLMatcher", size: int, end_ids: Sequence[int], step_cpu_s: float, cpu_clock: CpuClock
     ) -> None:
         self._matcher = matcher
         self._words = (ctypes.c_uint32 * (-(-size // 32)))()

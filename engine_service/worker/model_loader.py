@@ -56,19 +56,25 @@ def load_model(
     register_attention()
     transformers_logging.disable_progress_bar()
     model = _load_weights(folder, config, dtype, tensor_parallel_size)
+    served = serve_model(model, device, read_eos_token_ids(folder, text_config))
+    _check_heads(served.paged, text_config, tensor_parallel_size)
+    _report_dtype(dtype, config, served.facts.dtype)
+    return served
+
+
+def serve_model(model: Any, device: torch.device, eos_token_ids: tuple[int, ...]) -> TransformersModel:
+    """A transformers model made with the attention `ATTENTION_NAME`. ValueError for one that cannot be served."""
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError("a model with recurrent state cannot be served with a paged KV cache")
     model = model.to(device).eval().requires_grad_(False)
-    num_layers = int(text_config.num_hidden_layers)
+    text_config = model.config.get_text_config(decoder=True)
     with torch.inference_mode():
-        paged = PagedModel(model, num_layers)
+        paged = PagedModel(model, int(text_config.num_hidden_layers))
     _check_windows(paged, text_config)
-    _check_heads(paged, text_config, tensor_parallel_size)
-    _report_dtype(dtype, config, model.dtype)
     facts = ModelFacts(
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         max_model_len=max_positions(text_config),
-        eos_token_ids=read_eos_token_ids(folder, text_config),
+        eos_token_ids=eos_token_ids,
         architecture=type(model).__name__,
         dtype=model.dtype,
     )

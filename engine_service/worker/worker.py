@@ -94,6 +94,11 @@ class Worker:
         self._transfer = transfer
         self._launched: deque[_Launched] = deque()
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `submit` returns before the device has computed: then an overlapped loop needs no thread."""
+        return self._transfer.runs_ahead
+
     def submit(self, plan: Plan) -> None:
         """Start a step. On a CPU it is complete when this returns."""
         if len(self._launched) >= MAX_PLANS_IN_FLIGHT:
@@ -258,7 +263,12 @@ def build_batch(config: WorkerConfig, loaded: LoadedModel, pool: RankPool, uploa
 
 
 def _build(config: WorkerConfig, ranks: OtherRanks) -> Worker:
-    loaded = resolve_backend(config.backend, config.device, config.tensor_parallel_size).load(config)
+    backend = resolve_backend(config.backend, config.device, config.tensor_parallel_size)
+    return assemble_worker(config, backend.load(config), ranks)
+
+
+def assemble_worker(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks) -> Worker:
+    """A worker of a model that is loaded already; ValueError as `build_worker`."""
     facts = loaded.facts
     block_size = config.block_size or loaded.default_block_size
     block_bytes = loaded.block_bytes(block_size)

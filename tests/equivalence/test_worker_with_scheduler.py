@@ -80,7 +80,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("name", "backend"),
     [(name, backend) for name, case in CASES.items() for backend in ("torch", "cpu") if case.size.block_size % 16 == 0]
-    + [("small_pool_block_1", "torch")],
+    + [("small_pool_block_1", "torch"), ("warm_overlap", "cuda"), ("small_pool_overlap", "cuda")],
 )
 def test_tokens_are_the_references(name: str, backend: str, folder: Path, answers: list[list[int]]) -> None:
     """B046, B054, B060, B069, B072: cached = cold, preempted = not, chunked = whole, overlapped = plain."""

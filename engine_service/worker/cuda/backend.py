@@ -24,7 +24,7 @@ from engine_service.worker.cuda.self_test import find_fault
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.cuda.varlen import GATHERED_TOKENS
 from engine_service.worker.kv_storage import kv_bytes_per_block
-from engine_service.worker.model_loader import load_model
+from engine_service.worker.model_loader import TransformersModel, load_model
 from engine_service.worker.torch_attention import TorchAttentionKind
 from engine_service.worker.torch_backend import GenericModel, torch_device
 from engine_service.worker.transfer import Transfer
@@ -41,18 +41,22 @@ class CudaBackend:
         config.require_plain_weights("the cuda backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads))
         device = torch_device(config.device)
-        model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
-        layers, dtype = model.paged.layers, model.facts.dtype
-        kernels = candidates(device, batch_invariant=config.cuda.batch_invariant)
-        choice = choose_kernel(kernels, layers, dtype, device, config.block_size, find_fault)
-        passed_over = choice.passed_over if isinstance(choice, Choice) else choice
-        for passed in passed_over:
-            _LOG.warning("attention is not by %s: %s", passed.kernel, passed.reason)
-        if isinstance(choice, Choice):
-            bounds = StepBounds(config.max_num_requests, config.step_token_budget)
-            return CudaModel(model.paged, model.facts, device, choice, config.cuda, bounds)
-        _LOG.warning("attention in plain torch, many times slower")
-        return GenericModel("torch", model, TorchAttentionKind(), device)
+        return serve(load_model(config.model_folder, config.dtype, device, config.max_model_len), config, device)
+
+
+def serve(model: TransformersModel, config: WorkerConfig, device: torch.device) -> LoadedModel:
+    """Choose the attention of a model that lies on the device."""
+    layers, dtype = model.paged.layers, model.facts.dtype
+    kernels = candidates(device, batch_invariant=config.cuda.batch_invariant)
+    choice = choose_kernel(kernels, layers, dtype, device, config.block_size, find_fault)
+    passed_over = choice.passed_over if isinstance(choice, Choice) else choice
+    for passed in passed_over:
+        _LOG.warning("attention is not by %s: %s", passed.kernel, passed.reason)
+    if isinstance(choice, Choice):
+        bounds = StepBounds(config.max_num_requests, config.step_token_budget)
+        return CudaModel(model.paged, model.facts, device, choice, config.cuda, bounds)
+    _LOG.warning("attention in plain torch, many times slower")
+    return GenericModel("torch", model, TorchAttentionKind(), device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,10 @@ def test_every_setting_reaches_a_composed_object() -> None:
         (["--num-blocks", "8", "--kv-cache-memory", "1GiB"], ["--num-blocks", "--kv-cache-memory"]),
         (["--max-model-len", "100", "--max-waiting-tokens", "99"], ["99", "100"]),
         (["--simulate", "steps.json", "--tensor-parallel-size", "2"], ["--simulate", "--tensor-parallel-size 2"]),
+        (
+            ["--batch-invariant", "--cuda-graph-requests", "8", "--max-num-requests", "9"],
+            ["--cuda-graph-requests 8", "--max-num-requests 9"],
+        ),
         (["--port", "9091"], ["9091"]),
         (["--port", "65536"], ["--port", "65536"]),
         (["--port", "-1"], ["--port"]),

@@ -1,0 +1,103 @@
+"""The models of the check: a random one of Llama-3-8B's shape, made on the device, or one of a folder.
+
+Both attend by our interface and, for comparison, by transformers' own attention, over the same weights.
+Must not know: workers, timing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from engine_service.worker.model_loader import TransformersModel, serve_model
+from engine_service.worker.paged_model import ATTENTION_NAME, register_attention
+
+_SEED = 1
+_SPREAD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """`bare` is the transformers model whose weights `served` uses."""
+
+    name: str
+    bare: Any
+    served: TransformersModel
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all matrices that a decode step reads; of the embedding it reads a few rows, unless it is the head too."""
+        total = sum(parameter.nbytes for parameter in self.bare.parameters())
+        if self.bare.config.tie_word_embeddings:
+            return total
+        return total - self.bare.get_input_embeddings().weight.nbytes
+
+    @contextmanager
+    def as_transformers_has_it(self) -> Iterator[Any]:
+        """The bare model with its own attention."""
+        self.bare.set_attn_implementation("sdpa")
+        try:
+            yield self.bare
+        finally:
+            self.bare.set_attn_implementation(ATTENTION_NAME)
+
+
+def random_llama(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> CheckedModel:
+    """Weights drawn on the device: neither a file nor the host's memory has to hold them."""
+    config = LlamaConfig(**(_TINY if tiny else _LLAMA_3_8B), dtype=dtype)
+    register_attention()
+    config._attn_implementation = ATTENTION_NAME
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    generator = torch.Generator(device).manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 4 * _SPREAD if tiny else _SPREAD, generator=generator)
+    return _checked("tiny random" if tiny else "random, of Llama-3-8B's shape", model, device)
+
+
+def of_folder(folder: Path, device: torch.device) -> CheckedModel:
+    """A checkpoint in its own dtype."""
+    register_attention()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", attn_implementation=ATTENTION_NAME, local_files_only=True
+    )
+    return _checked(folder.name, model, device)
+
+
+def _checked(name: str, model: Any, device: torch.device) -> CheckedModel:
+    return CheckedModel(name, model, serve_model(model, device, ()))
+
+
+_LLAMA_3_8B: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+_TINY: dict[str, Any] = _LLAMA_3_8B | {
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
