@@ -134,4 +134,5 @@ def _of_transformers(model: CheckedModel, tokens: list[int], count: int) -> torc
     """Logits float32 [count, vocabulary] at the last positions."""
     with model.as_transformers_has_it() as bare, torch.inference_mode():
         ids = torch.tensor([tokens], device=bare.device)
-        return bare(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0].float()
+        logits: torch.Tensor = bare(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+        return logits.float()

@@ -31,10 +31,9 @@ class CheckedModel:
     @property
     def weight_bytes(self) -> int:
         """Of all matrices that a decode step reads; of the embedding it reads a few rows, unless it is the head too."""
-        total = sum(parameter.nbytes for parameter in self.bare.parameters())
-        if self.bare.config.tie_word_embeddings:
-            return total
-        return total - self.bare.get_input_embeddings().weight.nbytes
+        total = sum(int(parameter.nbytes) for parameter in self.bare.parameters())
+        is_tied = bool(self.bare.config.tie_word_embeddings)
+        return total if is_tied else total - int(self.bare.get_input_embeddings().weight.nbytes)
 
     @contextmanager
     def as_transformers_has_it(self) -> Iterator[Any]:
