@@ -99,6 +99,7 @@ class TextSession:
         self._observer = observer
         self._token_bytes = token_bytes
         self._stream: TokenStream | None = None
+        self._engines: tuple[str, ...] = ()  # once it is closed
         self._timers: list[asyncio.TimerHandle] = []
         self._readable: dict[int, None] = {}  # samples with something to read, in the order of its arrival
         self._failure: Failed | None = None
@@ -114,7 +115,7 @@ class TextSession:
     @property
     def engines(self) -> tuple[str, ...]:
         """Addresses of those that have had it, in order."""
-        return () if self._stream is None else self._stream.engines
+        return self._engines if self._stream is None else self._stream.engines
 
     @property
     def num_samples(self) -> int:
@@ -180,6 +181,9 @@ class TextSession:
         self._is_closed = True
         self.fail(Refusal(RefusalCode.CANCELLED, "the request was cancelled"))
         self._release()
+        if self._stream is not None:
+            # Each knows the other: what the two hold would stay until the garbage collector comes by.
+            self._engines, self._stream = self._stream.engines, None
 
     async def next_event(self) -> TextEvent:
         """Waits for news. After Failed, or one Completed of each sample, do not call it again."""

@@ -1,14 +1,16 @@
 """TextSession without sockets: the engine's news in, events out."""
 
 import asyncio
-from dataclasses import replace
+import gc
+import weakref
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.tokenizer_sessions.session_parts import FACTS, LIMITS, finished, news, started
-from tokenizer_service.engines.messages import FinishReason, Usage
+from tests.unit.tokenizer_sessions.session_parts import FACTS, LIMITS, Engine, finished, news, started
+from tokenizer_service.engines.messages import FinishReason, TokenSink, Usage
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.sessions.events import Completed, Failed, TextDelta
 from tokenizer_service.sessions.session import ReadLimits, TextSession
@@ -39,6 +41,29 @@ async def test_deltas_merge_while_nobody_reads() -> None:
     )
     assert engine.calls == ["close", "close"]
     assert watcher.tokens == {0: 4}
+
+
+@dataclass(slots=True)
+class KnowsItsSink(Engine):
+    """As the real one does, which carries the request's prompt and tokens, too."""
+
+    sink: TokenSink | None = None
+
+
+async def test_a_session_that_was_closed_is_gone_at_once() -> None:
+    """Not when the garbage collector comes by, thousands of requests later."""
+    session, _, _ = started()
+    assert session.start(lambda sink: KnowsItsSink(sink=sink)) is None
+    alive = weakref.ref(session)
+    gc.disable()
+    try:
+        session.on_news(news([0], finished(count=1)))
+        assert isinstance((await events(session))[2], Completed)
+        assert session.engines == ("engine",)
+        del session
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
