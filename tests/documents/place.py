@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy.local import stop
 from tests.documents.blocks import ROOT, SHELLS, Block
-from tests.documents.substitutions import DRY_TARGETS, PORTS, shortened, with_ports
+from tests.documents.substitutions import DRY_TARGETS, FILES, PORTS, shortened, with_ports
 
 # Settings of the services by the default port that they move.
 _PORT_VARIABLES = {
@@ -116,6 +116,8 @@ def place_in(
     _write_programs(scratch / "bin", scratch / "packages")
     if not (tree / "my-model").exists():
         (tree / "my-model").symlink_to(model)
+    for name, content in FILES.items():
+        (tree / name).write_text(content)
     variables = {
         # What runs is the copy, so that commands may write into it.
         "PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "protos", tree / "client", scratch / "packages"))),
