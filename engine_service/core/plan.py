@@ -16,7 +16,8 @@ class NewRequest:
 
     `token_ids` is everything known: the prompt and, after a preemption, the completion so far.
     `prompt_length` splits the two. `block_ids` is the block table so far, cached prefix included.
-    `known_prompt_logprobs`: so many of the first prompt tokens have theirs already (see `Result`).
+    `known_prompt_logprobs`: so many of the first prompt tokens have theirs already (see `Result`). `adapter`: the
+    number of the one that changes the model for it, 0: none.
     """
 
     request_id: int
@@ -25,6 +26,7 @@ class NewRequest:
     block_ids: tuple[int, ...]
     sampling: SamplingParams
     known_prompt_logprobs: int = 0
+    adapter: int = 0
 
 
 class Chunk(NamedTuple):

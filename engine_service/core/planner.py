@@ -234,6 +234,7 @@ class Planner:
                 tuple(request.block_table),
                 request.sampling,
                 request.known_prompt_logprobs if request.sampling.prompt_logprobs is not None else 0,
+                request.adapter,
             )
         )
         self._add_chunk(draft, request, budget)

@@ -45,8 +45,8 @@ class Request:
     `arrival` and `deadline` are seconds on the caller's clock. Requests are ranked by (priority, arrival, id): a
     lower number is better, so the lowest-ranked one is the latest of the worst priority. `family` joins it with the
     other samples of its prompt, if it has any. `resumed` are completion tokens of another engine, which go on here.
-    `account` is its own until the scheduler takes it, then the one that all
-    requests of its tenant and priority share. There are no phases; three counters say it all:
+    `adapter`: see `NewRequest`; its identity has to be in `cache_salt`. `account` is its own until the scheduler takes
+    it, then the one that all requests of its tenant and priority share. There are no phases; three counters say it all:
 
     - `num_computed`: positions whose KV exists; moves when a result is applied.
     - `num_scheduled`: positions named by plans so far (>= num_computed).
@@ -55,6 +55,7 @@ class Request:
 
     __slots__ = (
         "account",
+        "adapter",
         "arrival",
         "block_keys",
         "block_table",
@@ -106,6 +107,7 @@ class Request:
         resumed: Sequence[int] = (),
         tenant: str = "",
         weight: int = 1,
+        adapter: int = 0,
     ) -> None:
         self.request_id = request_id
         self.token_ids = [*prompt, *resumed]
@@ -115,6 +117,7 @@ class Request:
         self.arrival = arrival
         self.deadline = deadline
         self.cache_salt = cache_salt
+        self.adapter = adapter
         self.priority = priority
         self.family = family
         self.account = Account(Tenant(tenant, weight))

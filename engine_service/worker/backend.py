@@ -13,6 +13,7 @@ import torch
 from engine_service.worker.attention import BlockCopies
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.input_batch import StepInput
+from engine_service.worker.lora.adapter import Adapter, LinearShapes
 from engine_service.worker.row_draw import RowDraw
 from engine_service.worker.transfer import Transfer
 
@@ -50,6 +51,14 @@ class ModelRunner(Protocol):
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
         """Copy whole KV blocks, all layers; the next step sees the copies."""
+        ...
+
+    def install_adapter(self, number: int, adapter: Adapter) -> None:
+        """Steps may name the adapter by this number, which was never used before; 1 or more."""
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """No step names the adapter any more. Nothing happens for a number that is not installed."""
         ...
 
     def close(self) -> None:
@@ -91,6 +100,10 @@ class LoadedModel(Protocol):
 
     def reserved_bytes(self, block_size: int) -> int:
         """Bytes that steps need beside the pool and that are not taken yet; 0 where that is not measured."""
+        ...
+
+    def linear_shapes(self) -> LinearShapes:
+        """The layers that adapters may change. ValueError where the backend serves none."""
         ...
 
     def transfer(self) -> Transfer:

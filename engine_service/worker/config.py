@@ -46,7 +46,8 @@ class WorkerConfig:
     The KV pool is sized by the first of `num_blocks`, `kv_cache_memory` and `kv_cache_fraction` that is
     given (the fraction is of the memory that is free once the model is loaded). `max_num_requests` and
     `step_token_budget` bound one plan. `threads` 0 is automatic. `backend` is "auto" or a name
-    of the registry. `tensor_parallel_size` ranks share the model; memory is that of each rank, `threads` of all.
+    of the registry. At most `max_loras` LoRA adapters are in memory, of rank `max_lora_rank` at most; 0: none is
+    served. `tensor_parallel_size` ranks share the model; memory is that of each rank, `threads` of all.
     """
 
     model_folder: Path
@@ -64,6 +65,8 @@ class WorkerConfig:
     weight_format: WeightFormat = WeightFormat.PLAIN
     tensor_parallel_size: int = 1
     cuda: CudaOptions = CudaOptions()
+    max_loras: int = 0
+    max_lora_rank: int = 64
 
     def __post_init__(self) -> None:
         """Raise ValueError with field and number for a setting out of range."""

@@ -32,8 +32,10 @@ from engine_service.worker.kernels.cpu_model import (
     weight_format_refusal,
 )
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
+from engine_service.worker.kernels.fused_adapter import fuse_adapter, linear_shapes
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
+from engine_service.worker.lora.adapter import Adapter, LinearShapes
 from engine_service.worker.plain_config import read_plain_config
 from engine_service.worker.transfer import DirectTransfer, Transfer
 from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
@@ -136,6 +138,9 @@ class FusedModel:
     def reserved_bytes(self, block_size: int) -> int:
         return 0
 
+    def linear_shapes(self) -> LinearShapes:
+        return linear_shapes(self.shape)
+
     def transfer(self) -> Transfer:
         return DirectTransfer(self.device)
 
@@ -145,7 +150,7 @@ class FusedModel:
             self._report_error(model)
         unread = [name for name in self.checkpoint.never_read if not name.endswith(_DERIVED)]
         refuse_keys("unexpected", [name for name in unread if not (self.shape.tied_head and name == "lm_head.weight")])
-        return FusedRunner(model, self.team)
+        return FusedRunner(model, self.team, self.facts.dtype)
 
     def _pack(self, pool: PoolSize, positions: int, weight_format: WeightFormat) -> CpuModel:
         rotary = rotary_tables(self.config, positions)
@@ -169,9 +174,10 @@ class FusedModel:
 class FusedRunner:
     """One call of the C++ decoder a step."""
 
-    def __init__(self, model: CpuModel, team: ThreadTeam) -> None:
+    def __init__(self, model: CpuModel, team: ThreadTeam, dtype: torch.dtype) -> None:
         self._model = model
         self._team = team
+        self._dtype = dtype
 
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
         layout = step.layout
@@ -183,12 +189,19 @@ class FusedRunner:
             query_start=layout.query_start,
             seq_lens=layout.seq_lens,
             sample_rows=step.sample_rows,
+            adapters=step.adapters,
         )
         output = self._model.step(batch, want_logits=not best_only)
         return StepLogits(None if best_only else output.logits, output.best)
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
         self._model.copy_blocks(pairs)
+
+    def install_adapter(self, number: int, adapter: Adapter) -> None:
+        self._model.install_adapter(number, fuse_adapter(adapter, self._model.shape, self._dtype))
+
+    def drop_adapter(self, number: int) -> None:
+        self._model.drop_adapter(number)
 
     def close(self) -> None:
         self._model.close()

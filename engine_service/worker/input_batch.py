@@ -45,6 +45,7 @@ class StepInput:
     `token_places` int64 [R] say where in the token buffer each sampled token goes. `request_ids`: whose each row is; a
     draft's rows are neighbours. `num_logprobs` int64 [R]:
     how many most likely tokens to report with a row's log probability, -1 for none at all; None: for no row.
+    `adapters` int32 [T], on the host: the number of each token's adapter, 0: none; None: of no token.
     """
 
     layout: BatchLayout
@@ -55,6 +56,7 @@ class StepInput:
     sampling: SamplingRows
     request_ids: tuple[int, ...]
     num_logprobs: IntArray | None = None
+    adapters: npt.NDArray[np.int32] | None = None
 
 
 class InputBatch:
@@ -90,6 +92,7 @@ class InputBatch:
         self._newest: tuple[object, RowRules | None] = ((), None)
         self._num_logprobs: dict[int, int] = {}
         self._scored: dict[int, ScoredPrompt] = {}
+        self._adapters: dict[int, int] = {}
 
     @property
     def num_requests(self) -> int:
@@ -132,7 +135,7 @@ class InputBatch:
         """A request that was never sent here (dropped while it waited) is no error."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
-            for kept in (self._stop_ids, self._rules, self._num_logprobs, self._scored):
+            for kept in (self._stop_ids, self._rules, self._num_logprobs, self._scored, self._adapters):
                 kept.pop(row, None)
             self._free_rows.append(row)
 
@@ -145,6 +148,8 @@ class InputBatch:
         ids = np.array(request.token_ids, dtype=np.int32)
         self._tokens[begin : begin + len(ids)] = self._to_device(ids)
         self._set_blocks(row, 0, request.block_ids)
+        if request.adapter:
+            self._adapters[row] = request.adapter
         self._set_sampling(row, request)
 
     def _set_sampling(self, row: int, request: NewRequest) -> None:
@@ -217,6 +222,7 @@ class InputBatch:
             sampling=self._sampling(samplers, sampling_rows, following),
             request_ids=tuple([chunk.request_id for chunk in samplers]),
             num_logprobs=self._wanted_logprobs(sampling_rows),
+            adapters=self._adapters_of(rows, lengths),
         )
 
     def _layout(
@@ -268,6 +274,12 @@ class InputBatch:
             if row in self._rules
         )
         return LogitEdits(ruled, self._tokens) if ruled else None
+
+    def _adapters_of(self, rows: IntArray, lengths: IntArray) -> npt.NDArray[np.int32] | None:
+        if not self._adapters:
+            return None
+        numbers = np.array([self._adapters.get(row, 0) for row in rows.tolist()], dtype=np.int32)
+        return np.repeat(numbers, lengths) if numbers.any() else None
 
     def _wanted_logprobs(self, rows: IntArray) -> IntArray | None:
         if not self._num_logprobs:

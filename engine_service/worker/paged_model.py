@@ -14,6 +14,8 @@ from transformers import AttentionInterface
 
 from engine_service.worker.attention import AttentionBackend, LayerShape, StepT
 from engine_service.worker.checkpoint import UnsupportedModelError
+from engine_service.worker.lora.adapter import LinearShape
+from engine_service.worker.lora.linear_hooks import LinearHooks, find_linears
 
 ATTENTION_NAME = "tokenwire_paged"
 
@@ -101,6 +103,18 @@ class PagedModel:
             attention_context=context,
         )
         return output.logits[0]
+
+    def find_linears(self) -> dict[str, LinearShape]:
+        """The layers that an adapter may change."""
+        two = torch.arange(2, device=self._model.get_input_embeddings().weight.device)
+        with torch.inference_mode():
+            return find_linears(
+                self._model, lambda: self.forward(torch.zeros_like(two), two, two[1:], LayerProbe()), len(two)
+            )
+
+    def hooks(self) -> LinearHooks:
+        """What applies adapters in this model. Ask once."""
+        return LinearHooks(self._model, self.find_linears())
 
     def _probe(self, num_layers: int) -> tuple[LayerShape, ...]:
         """Run two tokens through and see that each layer calls our attention, once, in a form we honour."""

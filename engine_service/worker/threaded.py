@@ -6,8 +6,10 @@ Must not know: what a step computes.
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from engine_service.core.plan import Plan, Result
+from engine_service.worker.lora.adapter import Adapter
 from engine_service.worker.worker import Worker
 
 # The compute thread comes back from C++ needing the interpreter at once; the default lets others keep it for 5 ms.
@@ -29,6 +31,16 @@ class ThreadedWorker:
 
     def result(self) -> Result:
         return self._running.popleft().result()
+
+    def read_adapter(self, folder: Path) -> Adapter:
+        return self._worker.read_adapter(folder)
+
+    def install_adapter(self, number: int, adapter: Adapter) -> None:
+        """Waits for the plans before, and for this."""
+        self._thread.submit(self._worker.install_adapter, number, adapter).result()
+
+    def drop_adapter(self, number: int) -> None:
+        self._thread.submit(self._worker.drop_adapter, number).result()
 
     def close(self) -> None:
         """Waits for what runs, then frees what the worker holds."""

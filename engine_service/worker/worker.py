@@ -6,6 +6,7 @@ Must not know: the scheduler, the network, text.
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from engine_service.worker.config import Device, WorkerConfig, WorkerInfo
 from engine_service.worker.input_batch import BatchLimits, InputBatch, StepInput
 from engine_service.worker.logits import find_peaks
 from engine_service.worker.logprobs import LogprobRows, logprob_rows
+from engine_service.worker.lora.adapter import Adapter, LinearShapes
+from engine_service.worker.lora.adapter_files import read_adapter
 from engine_service.worker.memory import free_memory
 from engine_service.worker.pool_size import size_pool
 from engine_service.worker.ranks import NoOtherRanks, OtherRanks, RankPool
@@ -37,6 +40,14 @@ _NOTHING_LEFT = (
     "no token is left to choose: the allowed and banned tokens, bad words and structured output of the request "
     "exclude all of them"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRules:
+    """What adapters must fit: the model's linear layers, and the largest rank."""
+
+    shapes: LinearShapes
+    max_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,11 @@ class Worker:
         grammars: RowGrammars,
         ranks: OtherRanks,
         transfer: Transfer,
+        adapter_rules: AdapterRules | None = None,
     ) -> None:
+        """Without `adapter_rules` no adapters are served."""
         self.info = info
+        self._adapter_rules = adapter_rules
         self._runner = runner
         self._batch = batch
         self._sampler = sampler
@@ -141,6 +155,21 @@ class Worker:
             ),
             tuple(part for part in verified.accepted if part[0] not in failures),
         )
+
+    def read_adapter(self, folder: Path) -> Adapter:
+        """The adapter in a PEFT folder. ValueError, without the path, for one that cannot be served. In any thread."""
+        if self._adapter_rules is None:
+            raise ValueError("this engine serves no adapters")
+        return read_adapter(folder, self._adapter_rules.shapes, self._adapter_rules.max_rank)
+
+    def install_adapter(self, number: int, adapter: Adapter) -> None:
+        """Requests may have the adapter from now on, by this number, which was never used before; 1 or more."""
+        with torch.inference_mode():
+            self._runner.install_adapter(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        """No request has the adapter any more."""
+        self._runner.drop_adapter(number)
 
     def close(self) -> None:
         """Forget what is in flight and free what the backend holds."""
@@ -285,6 +314,7 @@ def assemble_worker(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks
         kv_bytes_per_block=block_bytes,
         prefill_per_decode=loaded.prefill_per_decode,
     )
+    rules = AdapterRules(loaded.linear_shapes(), config.max_lora_rank) if config.max_loras else None
     pool = RankPool(block_size, size.num_blocks, size.max_model_len)
     ranks.allocate(pool)
     transfer = loaded.transfer()
@@ -292,7 +322,7 @@ def assemble_worker(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
     sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw, transfer.upload)
     grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
-    return Worker(info, runner, batch, sampler, grammars, ranks, transfer)
+    return Worker(info, runner, batch, sampler, grammars, ranks, transfer, rules)
 
 
 def _free_for_pool(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks) -> int:

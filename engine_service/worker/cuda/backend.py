@@ -24,6 +24,7 @@ from engine_service.worker.cuda.self_test import find_fault
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.cuda.varlen import GATHERED_TOKENS
 from engine_service.worker.kv_storage import kv_bytes_per_block
+from engine_service.worker.lora.adapter import LinearShapes
 from engine_service.worker.model_loader import TransformersModel, load_model
 from engine_service.worker.torch_attention import TorchAttentionKind
 from engine_service.worker.torch_backend import GenericModel, torch_device
@@ -111,6 +112,9 @@ class CudaModel:
         )
         _LOG.info("a step of %d tokens takes %d bytes; %d are kept from the KV pool", step.tokens, peak, reserved)
         return reserved
+
+    def linear_shapes(self) -> LinearShapes:
+        raise ValueError("the cuda backend serves no LoRA adapters yet; the torch backend does")
 
     def transfer(self) -> Transfer:
         return PinnedTransfer(self.device, max(self.bounds.requests, self.bounds.tokens))

@@ -15,6 +15,7 @@ from engine_service.worker.cuda.decode_graphs import DecodeGraphs
 from engine_service.worker.cuda.graph_capture import Recorder
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.input_batch import StepInput
+from engine_service.worker.lora.adapter import Adapter
 from engine_service.worker.paged_model import AttentionContext, StepContext
 
 
@@ -57,6 +58,12 @@ class CudaRunner:
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
         self._attention.copy_blocks(pairs)
+
+    def install_adapter(self, number: int, adapter: Adapter) -> None:
+        raise RuntimeError("the cuda backend serves no adapters")
+
+    def drop_adapter(self, number: int) -> None:
+        """None is installed."""
 
     def close(self) -> None:
         """Graphs hold memory of the pool; all of it goes with the runner."""

@@ -73,6 +73,27 @@ TOKENWIRE_API int tokenwire_decoder_set(void* handle, int layer, int part, const
     });
 }
 
+// The low-rank update of one fused matrix (Fused of lora.hpp) by an adapter: down [rank, inputs], up [outputs, rank].
+TOKENWIRE_API int tokenwire_decoder_set_adapter(void* handle, int adapter, int layer, int part, const void* down,
+                                                int64_t rank, int64_t inputs, const void* up, int64_t outputs,
+                                                char* error) {
+    return guarded(error, [&] {
+        const bool fits = static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) {
+            return decoder.set_adapter(adapter, layer, static_cast<Fused>(part), down, rank, inputs, up, outputs);
+        });
+        if (!fits) throw std::invalid_argument("an adapter has not the expected size");
+    });
+}
+
+TOKENWIRE_API void tokenwire_decoder_drop_adapter(void* handle, int adapter) {
+    static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) { decoder.drop_adapter(adapter); });
+}
+
+TOKENWIRE_API int64_t tokenwire_decoder_adapter_bytes(void* handle) {
+    return static_cast<DecoderHandle*>(handle)->with(
+        [](auto& decoder) { return static_cast<int64_t>(decoder.adapter_bytes()); });
+}
+
 TOKENWIRE_API void tokenwire_decoder_window(void* handle, int layer, int window) {
     static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) { decoder.set_window(layer, window); });
 }

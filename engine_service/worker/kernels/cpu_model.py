@@ -5,15 +5,18 @@ Must not know: requests, plans, sampling, where weights come from.
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
+from engine_service.worker.kernels.fused_adapter import FusedUpdate
 from engine_service.worker.kernels.fused_weights import fuse_layer, padded_head
 from engine_service.worker.kernels.library import (
     BatchStruct,
@@ -71,7 +74,8 @@ class StepBatch:
 
     int64: `input_ids` [T], `positions` [T], `slot_mapping` [T] (place in the pool counted in tokens),
     `sample_rows` [S], ascending. int32: `block_tables` [N, W], `query_start` [N + 1], where each chunk begins,
-    `seq_lens` [N], tokens of a request up to and including its chunk.
+    `seq_lens` [N], tokens of a request up to and including its chunk. `adapters` [T]: the number of each token's
+    adapter, 0: none; None: of no token.
     """
 
     input_ids: torch.Tensor
@@ -81,6 +85,7 @@ class StepBatch:
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     sample_rows: torch.Tensor
+    adapters: npt.NDArray[np.int32] | None = None
 
 
 _INT64_FIELDS = frozenset({"input_ids", "positions", "slot_mapping", "sample_rows"})
@@ -166,9 +171,25 @@ class CpuModel:
             sample_rows=batch.sample_rows.data_ptr(),
             logits=self._logits.data_ptr() if want_logits else None,
             best=self._best.data_ptr(),
+            adapters=None if batch.adapters is None else batch.adapters.ctypes.data,
         )
         self._library.checked("decoder_step", self._open_handle, ctypes.byref(step))
         return StepOutput(self._logits[: sampled if want_logits else 0], self._best[:sampled])
+
+    def install_adapter(self, number: int, updates: Iterable[FusedUpdate]) -> None:
+        """Packs the updates of an adapter with a new number, 1 or more; steps may name it from now on."""
+        for layer, part, down, up in updates:
+            sizes = (down.data_ptr(), *down.shape, up.data_ptr(), up.shape[0])
+            self._library.checked("decoder_set_adapter", self._open_handle, number, layer, part, *sizes)
+
+    def drop_adapter(self, number: int) -> None:
+        """Frees an adapter that no step will name any more."""
+        self._library.call("decoder_drop_adapter", self._open_handle, number)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all adapters."""
+        return int(self._library.call("decoder_adapter_bytes", self._open_handle))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole KV blocks of every layer: (source, destination), no destination being a source."""
@@ -255,6 +276,8 @@ def _check(batch: StepBatch) -> None:
     """The kernels read plain memory: a wrong dtype or a stride would be garbage, not an error."""
     for field in fields(batch):
         tensor = getattr(batch, field.name)
+        if not isinstance(tensor, torch.Tensor):
+            continue
         wanted = torch.int64 if field.name in _INT64_FIELDS else torch.int32
         if tensor.dtype is not wanted or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise ValueError(f"{field.name} must be a contiguous {wanted} CPU tensor")

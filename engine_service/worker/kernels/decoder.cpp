@@ -102,6 +102,7 @@ void Decoder<Weight>::step(const DecoderStep& step) {
     if (step.batch.tokens == 0) return;
     reserve(step.batch.tokens);
     cut_into_pieces(step.batch, kWritePiece, pieces_);
+    lora_.begin_step(step.adapters, step.batch.tokens, step.sample_rows, step.sampled);
     embed(step);
     for (int i = 0; i < config_.layers; ++i) run_layer(step, i);
     if (step.sampled > 0) run_head(step);
@@ -115,26 +116,52 @@ void Decoder<Weight>::run_layer(const DecoderStep& step, int index) {
     {
         Timer timer(times_, Stage::kQkv);
         const float* bias = layer.qkv_bias.data();
-        project({normed_.data(), normed_row_, rows}, layer.qkv, StoreTile{projected_.data(), qkv_, bias});
+        const Rows<Weight> input{normed_.data(), normed_row_, rows};
+        project(input, layer.qkv, StoreTile{projected_.data(), qkv_, bias});
+        lora_.add(input, index, Fused::kQkv, projected_.data(), qkv_);
     }
     rotate_and_write(step, layer);
     {
         Timer timer(times_, Stage::kAttention);
         attention_.attend(step.batch, layer.window, queries_.data(), *layer.kv, attended_.data(), heads_row_);
     }
-    if (index == config_.layers - 1) rows = keep_sampled(step);
+    if (index == config_.layers - 1) {
+        rows = keep_sampled(step);
+        lora_.keep_sampled();
+    }
     {
         Timer timer(times_, Stage::kOutput);
         const float* bias = layer.output_bias.data();
-        project({attended_.data(), heads_row_, rows}, layer.output, AddTile{residual_.data(), row_, bias});
+        const Rows<Weight> input{attended_.data(), heads_row_, rows};
+        project(input, layer.output, AddTile{residual_.data(), row_, bias});
+        lora_.add(input, index, Fused::kOutput, residual_.data(), row_);
     }
     normalise(layer.post_norm.data(), rows);
-    {
-        Timer timer(times_, Stage::kGateUp);
-        project({normed_.data(), normed_row_, rows}, layer.gate_up, GateTile<T>{gated_rows_.data(), gated_row_});
-    }
+    run_gate_up(layer, index, rows);
     Timer timer(times_, Stage::kDown);
-    project({gated_rows_.data(), gated_row_, rows}, layer.down, AddTile{residual_.data(), row_, nullptr});
+    const Rows<Weight> input{gated_rows_.data(), gated_row_, rows};
+    project(input, layer.down, AddTile{residual_.data(), row_, nullptr});
+    lora_.add(input, index, Fused::kDown, residual_.data(), row_);
+}
+
+// An update comes before the gate: then the products are kept first, and every row is gated by the same operations.
+template <class Weight>
+void Decoder<Weight>::run_gate_up(Layer<Weight>& layer, int index, int rows) {
+    Timer timer(times_, Stage::kGateUp);
+    const Rows<Weight> input{normed_.data(), normed_row_, rows};
+    const GateTile<T> gate{gated_rows_.data(), gated_row_};
+    if (!lora_.touches(index, Fused::kGateUp)) {
+        project(input, layer.gate_up, gate);
+        return;
+    }
+    const int width = 2 * gated_;
+    ungated_.reserve(static_cast<size_t>(rows) * static_cast<size_t>(width));
+    project(input, layer.gate_up, StoreTile{ungated_.data(), width, nullptr});
+    lora_.add(input, index, Fused::kGateUp, ungated_.data(), width);
+    for_rows(rows, [&](int row) {
+        const float* tiles = ungated_.data() + static_cast<ptrdiff_t>(row) * width;
+        for (int block = 0; block < width / kTileColumns; ++block) gate(row, 1, block, tiles + block * kTileColumns);
+    });
 }
 
 template <class Weight>

@@ -14,6 +14,7 @@
 #include "attention.hpp"
 #include "gemm.hpp"
 #include "int4.hpp"
+#include "lora.hpp"
 
 namespace tokenwire {
 
@@ -60,7 +61,7 @@ constexpr int kStages = static_cast<int>(Stage::kCount);
 
 // One step: the batch, its token ids and positions [T], and the rows that sample, ascending [S]. `logits`
 // [S, vocabulary] and `best` [S] may each be null; `best` is the lowest index of the largest logit, or -1 if
-// a logit of the row is not finite.
+// a logit of the row is not finite. `adapters` [T]: the number of each token's adapter, 0: none; null: of no token.
 struct DecoderStep {
     Batch batch;
     const int64_t* input_ids;
@@ -69,6 +70,7 @@ struct DecoderStep {
     const int64_t* sample_rows;
     float* logits;
     int64_t* best;
+    const int32_t* adapters;
 };
 
 // Seconds spent in each stage since the last reset; counts only while switched on.
@@ -103,6 +105,11 @@ public:
     bool set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns);
     void set_window(int layer, int window) { layers_[static_cast<size_t>(layer)].window = window; }
     void step(const DecoderStep& step);
+    // False if the sizes are not those of the fused matrix. `up` is scaled; both are copied.
+    bool set_adapter(int adapter, int layer, Fused part, const void* down, int64_t rank, int64_t inputs,
+                     const void* up, int64_t outputs);
+    void drop_adapter(int adapter) { lora_.drop(adapter); }
+    size_t adapter_bytes() const { return lora_.bytes(); }
     void copy_blocks(int pairs, const int32_t* blocks) {
         for (Layer<Weight>& layer : layers_) tokenwire::copy_blocks(*layer.kv, config_.block_size, pairs, blocks);
     }
@@ -123,6 +130,7 @@ private:
     void embed(const DecoderStep& step);
     void normalise(const float* weight, int rows);
     void run_layer(const DecoderStep& step, int index);
+    void run_gate_up(Layer<Weight>& layer, int index, int rows);
     void rotate_and_write(const DecoderStep& step, Layer<Weight>& layer);
     void rotate_token(const DecoderStep& step, Layer<Weight>& layer, int token, int kv_head);
     int keep_sampled(const DecoderStep& step);
@@ -148,9 +156,10 @@ private:
     Buffer<float> final_norm_;
     Linear<Weight> lm_head_;
     Attention<Weight> attention_;
+    LoraSet<Weight> lora_;
 
     // Activations of a step, grown when a larger step comes.
-    Buffer<float> residual_, projected_, group_sums_;
+    Buffer<float> residual_, projected_, group_sums_, ungated_;
     Buffer<T> normed_, queries_, attended_, gated_rows_;
     std::vector<Piece> pieces_;
 

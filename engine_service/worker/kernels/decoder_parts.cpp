@@ -27,7 +27,8 @@ Decoder<Weight>::Decoder(const DecoderConfig& config, ThreadPool& pool)
       heads_row_(spread_stride<Weight>(config.query_heads * head_)),
       gated_row_(spread_stride<Weight>(round_up(config.intermediate, kTileColumns))),
       layers_(static_cast<size_t>(config.layers)),
-      attention_(shape_of(config), config.block_size, pool) {
+      attention_(shape_of(config), config.block_size, pool),
+      lora_(config.layers, pool) {
     const int64_t groups = static_cast<int64_t>(config.num_blocks) * (config.block_size / kGroupSlots);
     for (Layer<Weight>& layer : layers_) {
         layer.kv = std::make_unique<LayerPool<Weight>>(groups, config.kv_heads, config.head_size);
@@ -87,6 +88,20 @@ bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t r
         case Part::kDown: return set_matrix(at.down, four_bit, data, rows, columns, hidden, config_.intermediate);
     }
     return false;
+}
+
+template <class Weight>
+bool Decoder<Weight>::set_adapter(int adapter, int layer, Fused part, const void* down, int64_t rank, int64_t inputs,
+                                  const void* up, int64_t outputs) {
+    const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
+    const std::array<int64_t, kFused> want_inputs{hidden, heads, hidden, config_.intermediate};
+    const std::array<int64_t, kFused> want_outputs{qkv_, hidden, 2 * static_cast<int64_t>(gated_), hidden};
+    const size_t place = static_cast<size_t>(part);
+    if (layer < 0 || layer >= config_.layers || place >= kFused || rank < 1) return false;
+    if (inputs != want_inputs[place] || outputs != want_outputs[place]) return false;
+    lora_.set(adapter, layer, part, static_cast<const Weight*>(down), static_cast<int>(rank),
+              static_cast<int>(inputs), static_cast<const Weight*>(up), static_cast<int>(outputs));
+    return true;
 }
 
 template <class Weight>

@@ -42,9 +42,9 @@ def fuse_layer(weights: Mapping[str, torch.Tensor], layer: int, shape: DecoderSh
     prefix = f"model.layers.{layer}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     heads = {"q": shape.query_heads, "k": shape.kv_heads, "v": shape.kv_heads}
-    qkv = [_pad_rows(weights[f"{attention}.{name}_proj.weight"], count) for name, count in heads.items()]
+    qkv = [pad_rows(weights[f"{attention}.{name}_proj.weight"], count) for name, count in heads.items()]
     has_bias = f"{attention}.q_proj.bias" in weights
-    biases = [_pad_rows(weights[f"{attention}.{n}_proj.bias"], c) for n, c in heads.items()] if has_bias else []
+    biases = [pad_rows(weights[f"{attention}.{n}_proj.bias"], c) for n, c in heads.items()] if has_bias else []
     norms = [weights[f"{attention}.{n}_norm.weight"].float() if shape.head_norms else None for n in "qk"]
     output_bias = weights.get(f"{attention}.o_proj.bias")
     return FusedLayer(
@@ -53,15 +53,15 @@ def fuse_layer(weights: Mapping[str, torch.Tensor], layer: int, shape: DecoderSh
         qkv_bias=torch.cat(biases).float().contiguous() if has_bias else None,
         query_norm=norms[0],
         key_norm=norms[1],
-        output=_pad_columns(weights[f"{attention}.o_proj.weight"], shape.query_heads).to(dtype).contiguous(),
+        output=pad_columns(weights[f"{attention}.o_proj.weight"], shape.query_heads).to(dtype).contiguous(),
         output_bias=None if output_bias is None else output_bias.float().contiguous(),
         post_norm=weights[f"{prefix}.post_attention_layernorm.weight"].float().contiguous(),
-        gate_up=_interleave(weights[f"{mlp}.gate_proj.weight"], weights[f"{mlp}.up_proj.weight"]).to(dtype),
+        gate_up=interleave(weights[f"{mlp}.gate_proj.weight"], weights[f"{mlp}.up_proj.weight"]).to(dtype),
         down=weights[f"{mlp}.down_proj.weight"].to(dtype).contiguous(),
     )
 
 
-def _pad_rows(matrix: torch.Tensor, heads: int) -> torch.Tensor:
+def pad_rows(matrix: torch.Tensor, heads: int) -> torch.Tensor:
     """[heads * size, ...] -> [heads * padded size, ...]; also for a bias [heads * size]."""
     size = matrix.shape[0] // heads
     split = matrix.view(heads, size, -1)
@@ -69,13 +69,13 @@ def _pad_rows(matrix: torch.Tensor, heads: int) -> torch.Tensor:
     return padded.reshape(heads * padded_head(size), *matrix.shape[1:])
 
 
-def _pad_columns(matrix: torch.Tensor, heads: int) -> torch.Tensor:
+def pad_columns(matrix: torch.Tensor, heads: int) -> torch.Tensor:
     size = matrix.shape[1] // heads
     split = matrix.view(matrix.shape[0], heads, size)
     return _pad(split, (0, padded_head(size) - size)).reshape(matrix.shape[0], heads * padded_head(size))
 
 
-def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Two [intermediate, hidden] -> [2 * intermediate rounded up to 16, hidden]: 16 gate rows, 16 up rows, ..."""
     missing = -gate.shape[0] % _LANES
     gate, up = _pad(gate, (0, 0, 0, missing)), _pad(up, (0, 0, 0, missing))

@@ -79,6 +79,7 @@ class DecoderStepStruct(ctypes.Structure):
         ("sample_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("best", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
     )
 
 
@@ -123,6 +124,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_create": (_P, (_P, _I, _P, _P)),
     "decoder_destroy": (None, (_P,)),
     "decoder_set": (_I, (_P, _I, _I, _P, _L, _L, _P)),
+    "decoder_set_adapter": (_I, (_P, _I, _I, _I, _P, _L, _L, _P, _L, _P)),
+    "decoder_drop_adapter": (None, (_P, _I)),
+    "decoder_adapter_bytes": (_L, (_P,)),
     "decoder_window": (None, (_P, _I, _I)),
     "decoder_step": (_I, (_P, _P, _P)),
     "decoder_copy_blocks": (None, (_P, _I, _P)),
