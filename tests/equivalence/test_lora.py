@@ -98,9 +98,7 @@ def test_prefixes_are_shared_within_an_adapter_alone(backend: str, folder: Path,
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_logits_of_the_model_itself_are_the_same_bits(
-    backend: str, folder: Path, adapters: dict[int, Path]
-) -> None:
+def test_logits_of_the_model_itself_are_the_same_bits(backend: str, folder: Path, adapters: dict[int, Path]) -> None:
     """Beside adapters or alone: what a request without one gets is exactly the same."""
     params = replace(GREEDY, logprobs=5)
     alone = opened(EngineSize(max_num_requests=16), folder, backend, {})
