@@ -18,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=COUNT, seed=0, temperature=0.0, ignore_eos=Tr
 BASE = 0
 NUMBERS = (BASE, 1, 2, 3, 4)
 # Each prompt with the model itself and with every adapter: neighbours differ in the adapter alone.
-PROMPTS = [PREFIX[:40] + [9], PREFIX + [5, 6], [7, 8, 9]]
+PROMPTS = [[*PREFIX[:40], 9], [*PREFIX, 5, 6], [7, 8, 9]]
 MIXED = [(prompt, number) for prompt in PROMPTS for number in NUMBERS]
 
 
