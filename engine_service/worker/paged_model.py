@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from engine_service.worker.attention import AttentionBackend, LayerShape, StepT
 from engine_service.worker.checkpoint import UnsupportedModelError
 from engine_service.worker.lora.adapter import LinearShape
-from engine_service.worker.lora.linear_hooks import LinearHooks, find_linears
+from engine_service.worker.lora.linear_hooks import AdapterRows, LinearHooks, find_linears
 
 ATTENTION_NAME = "tokenwire_paged"
 
@@ -85,6 +85,7 @@ class PagedModel:
 
     def __init__(self, model: Any, num_layers: int) -> None:
         self._model = model
+        self.adapters = LinearHooks(model)
         self.layers = self._probe(num_layers)
 
     def forward(
@@ -93,15 +94,20 @@ class PagedModel:
         positions: torch.Tensor,
         rows: torch.Tensor,
         context: AttentionContext,
+        adapters: AdapterRows | None = None,
     ) -> torch.Tensor:
-        """Logits [R, vocabulary] at the batch rows `rows`; int64 ids [T], positions [T], rows [R]."""
-        output = self._model(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=rows,
-            attention_context=context,
-        )
+        """Logits [R, vocabulary] at the batch rows `rows`; int64 ids [T], positions [T], rows [R].
+
+        `adapters` are of the batch rows; None: no row has one.
+        """
+        with self.adapters.step(adapters, input_ids.device):
+            output = self._model(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=rows,
+                attention_context=context,
+            )
         return output.logits[0]
 
     def find_linears(self) -> dict[str, LinearShape]:
@@ -111,10 +117,6 @@ class PagedModel:
             return find_linears(
                 self._model, lambda: self.forward(torch.zeros_like(two), two, two[1:], LayerProbe()), len(two)
             )
-
-    def hooks(self) -> LinearHooks:
-        """What applies adapters in this model. Ask once."""
-        return LinearHooks(self._model, self.find_linears())
 
     def _probe(self, num_layers: int) -> tuple[LayerShape, ...]:
         """Run two tokens through and see that each layer calls our attention, once, in a form we honour."""

@@ -13,7 +13,6 @@ from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
-from engine_service.worker.lora.linear_hooks import LinearHooks
 from engine_service.worker.model_loader import TransformersModel, load_model
 from engine_service.worker.paged_model import PagedModel, StepContext
 from engine_service.worker.torch_attention import TorchAttentionKind
@@ -83,26 +82,20 @@ class GenericRunner:
     def __init__(self, model: PagedModel, attention: AttentionBackend) -> None:
         self._model = model
         self._attention = attention
-        self._hooks: LinearHooks | None = None
 
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
         context = StepContext(self._attention, self._attention.prepare(step.layout))
-        if self._hooks is None:
-            return StepLogits(self._model.forward(step.input_ids, step.positions, step.sample_rows, context), None)
-        with self._hooks.step(step.adapters, step.input_ids.device):
-            return StepLogits(self._model.forward(step.input_ids, step.positions, step.sample_rows, context), None)
+        inputs = step.input_ids, step.positions, step.sample_rows
+        return StepLogits(self._model.forward(*inputs, context, step.adapters), None)
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
         self._attention.copy_blocks(pairs)
 
     def install_adapter(self, number: int, adapter: Adapter) -> None:
-        if self._hooks is None:
-            self._hooks = self._model.hooks()
-        self._hooks.install(number, adapter)
+        self._model.adapters.install(number, adapter)
 
     def drop_adapter(self, number: int) -> None:
-        if self._hooks is not None:
-            self._hooks.drop(number)
+        self._model.adapters.drop(number)
 
     def close(self) -> None:
         """Memory goes when the runner does."""

@@ -70,8 +70,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, backend) for name in CASES for backend in ("torch", "cpu")] + [("roomy", "cuda"), ("small_pool", "cuda")],
+)
 def test_mixed_is_peft(
     name: str, backend: str, folder: Path, adapters: dict[int, Path], answers: list[list[int]]
 ) -> None:

@@ -114,7 +114,9 @@ class CudaModel:
         return reserved
 
     def linear_shapes(self) -> LinearShapes:
-        raise ValueError("the cuda backend serves no LoRA adapters yet; the torch backend does")
+        if self.options.batch_invariant:
+            raise ValueError("batch_invariant cannot be kept beside LoRA adapters: their steps are not padded")
+        return self.model.find_linears()
 
     def transfer(self) -> Transfer:
         return PinnedTransfer(self.device, max(self.bounds.requests, self.bounds.tokens))

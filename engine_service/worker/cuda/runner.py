@@ -15,7 +15,8 @@ from engine_service.worker.cuda.decode_graphs import DecodeGraphs
 from engine_service.worker.cuda.graph_capture import Recorder
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.input_batch import StepInput
-from engine_service.worker.lora.adapter import Adapter
+from engine_service.worker.lora.adapter import Adapter, LinearShape
+from engine_service.worker.lora.linear_hooks import AdapterRows, LinearHooks
 from engine_service.worker.paged_model import AttentionContext, StepContext
 
 
@@ -26,9 +27,21 @@ class StepModel(Protocol):
     def layers(self) -> tuple[LayerShape, ...]: ...
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: AttentionContext
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        context: AttentionContext,
+        adapters: AdapterRows | None = None,
     ) -> torch.Tensor:
         """Logits [R, vocabulary] at the batch rows `rows`; int64 ids [T], positions [T], rows [R]."""
+        ...
+
+    @property
+    def adapters(self) -> LinearHooks: ...
+
+    def find_linears(self) -> dict[str, LinearShape]:
+        """The layers that an adapter may change."""
         ...
 
 
@@ -51,19 +64,22 @@ class CudaRunner:
         self._graphs = None if plan is None else _record(model, attention, plan)
 
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
-        if self._graphs is not None and (output := self._graphs.run(step)) is not None:
+        # A graph was recorded without adapters: rows that have one are computed kernel by kernel.
+        graphs = self._graphs if step.adapters is None else None
+        if graphs is not None and (output := graphs.run(step)) is not None:
             return output
         context = StepContext(self._attention, self._attention.prepare(step.layout))
-        return StepLogits(*with_best(self._model.forward(step.input_ids, step.positions, step.sample_rows, context)))
+        inputs = step.input_ids, step.positions, step.sample_rows
+        return StepLogits(*with_best(self._model.forward(*inputs, context, step.adapters)))
 
     def copy_blocks(self, pairs: BlockCopies) -> None:
         self._attention.copy_blocks(pairs)
 
     def install_adapter(self, number: int, adapter: Adapter) -> None:
-        raise RuntimeError("the cuda backend serves no adapters")
+        self._model.adapters.install(number, adapter)
 
     def drop_adapter(self, number: int) -> None:
-        """None is installed."""
+        self._model.adapters.drop(number)
 
     def close(self) -> None:
         """Graphs hold memory of the pool; all of it goes with the runner."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_service.worker.lora.adapter import Adapter, LinearShape, LinearShapes, LowRank
+from engine_service.worker.lora.adapter import Adapter, LinearShape, LowRank
 
 AdapterRows = npt.NDArray[np.int32]
 """[T]: the number of each row's adapter, 0: none."""
@@ -21,16 +21,16 @@ AdapterRows = npt.NDArray[np.int32]
 class LinearHooks:
     """Owns the adapters of one model. Layers get a hook with their first adapter; without one they cost nothing."""
 
-    def __init__(self, model: torch.nn.Module, shapes: LinearShapes) -> None:
-        """`shapes` are those of `find_linears`."""
-        self._layers = {name: model.get_submodule(name) for name in shapes}
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
         self._hooked: dict[str, dict[int, LowRank]] = {}
         # Of the step that runs now: (adapter, its rows).
         self._segments: list[tuple[int, torch.Tensor]] = []
 
     def install(self, number: int, adapter: Adapter) -> None:
+        """Its layers are some that `find_linears` finds."""
         for name, update in adapter.updates.items():
-            layer = self._layers[name]
+            layer = self._model.get_submodule(name)
             weight = layer.weight
             assert isinstance(weight, torch.Tensor)
             if name not in self._hooked:
