@@ -9,10 +9,13 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -124,6 +127,24 @@ def check_board() -> None:
     print(f"ok: {count} queries of the board return data", flush=True)
 
 
+@contextmanager
+def traffic() -> Iterator[None]:
+    """Short answers one after the other, so that every rate has something to count."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        while not is_over.is_set():
+            chat("Name three rivers.", 24)
+
+    with ThreadPoolExecutor(1) as sender:
+        sending = sender.submit(send)
+        try:
+            yield
+        finally:
+            is_over.set()
+            sending.result()
+
+
 def check_scaling() -> None:
     """A second engine is found by DNS, and gets requests; the first one goes, and the second answers."""
     compose("up", "--detach", "--no-recreate", "--scale", "engine=2")
@@ -134,9 +155,10 @@ def check_scaling() -> None:
 
 
 def check_load() -> None:
-    """The profile `load` sends requests, so that all series have data; its report comes out of its volume."""
+    """The profile `load` sends requests; its report comes out of its volume."""
     compose("--profile", "load", "build", "load")
     flags = ["--rate", "2", "--duration", "30", "--warmup", "0", "--input", "60", "--output", "16", "--prefixes", "2"]
+    flags += ["--prefix-tokens", "40"]
     files = ["--json-file", "/reports/report.json", "--html-file", "/reports/report.html"]
     compose("--profile", "load", "run", "--rm", "load", "run", "--target", "tokenizer:50050", *flags, *files)
     report = json.loads(
@@ -167,8 +189,9 @@ def main() -> int:
         check_answer()
         check_targets(engines=1)
         check_load()
-        check_rules()
-        check_board()
+        with traffic():
+            check_rules()
+            check_board()
         check_scaling()
         check_end()
     except (CheckFailed, OSError) as error:
