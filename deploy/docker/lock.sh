@@ -19,6 +19,6 @@ lock() { # IMAGE EXTRA...
   sed -i '1i # Made by deploy/docker/lock.sh.' "$file"
 }
 
-lock tokenizer tokenizer
-lock engine engine gateway
+lock tokenizer tokenizer tracing
+lock engine engine gateway tracing
 lock load client load

@@ -23,7 +23,7 @@ SETTINGS: dict[str, tuple[type[ServiceSettings], str]] = {
     "tokenizer": (TokenizerSettings, TOKENIZER_PREFIX),
 }
 # What each image is locked with; `tokenwire[...]` inside an extra is followed.
-EXTRAS = {"engine": ["engine", "gateway"], "tokenizer": ["tokenizer"], "load": ["client", "load"]}
+EXTRAS = {"engine": ["engine", "gateway", "tracing"], "tokenizer": ["tokenizer", "tracing"], "load": ["client", "load"]}
 DOWN_LIMIT_S = 10
 
 Service = dict[str, Any]
