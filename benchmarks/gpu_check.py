@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     begin = time.monotonic()
     device = torch.device(options.device)
     setup = Setup(device, options.tiny, _TINY if options.tiny else _SIZES, Stopwatch(device))
-    report = _check(setup, options.model, run_tests=not options.no_tests)
+    report = _check(setup, options.model, run_tests=not options.no_tests, compiled=options.compile)
     print("\n".join(report.lines()))
     print(f"{'HOLDS' if report.holds else 'DOES NOT HOLD'} after {time.monotonic() - begin:.0f} s")
     report.write(options.out)
@@ -75,6 +75,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few sizes")
     parser.add_argument("--model", type=Path, help="folder of a model to compare with transformers too")
+    parser.add_argument("--compile", action="store_true", help="as --cuda-compile of the engine")
     parser.add_argument("--no-tests", action="store_true", help="leave the tests marked gpu out")
     default = Path(os.environ.get("OUT", ".run")) / "gpu_check.json"
     parser.add_argument("--out", type=Path, default=default, help="file for the figures (default: $OUT/gpu_check.json)")
@@ -84,15 +85,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check(setup: Setup, folder: Path | None, *, run_tests: bool) -> Report:
+def _check(setup: Setup, folder: Path | None, *, run_tests: bool, compiled: bool) -> Report:
     dtype = torch.bfloat16
     limits = ceilings.measure(setup.device, dtype, setup.watch)
     # First, and in a process of its own: the device's memory is still free.
     tests = run_device_tests(_TEST_SECONDS) if run_tests and setup.device.type == "cuda" else None
     equalities: list[Equality] = []
     if folder is not None:
-        equalities += _equalities(setup, models.of_folder(folder, setup.device))
-    model = models.random_llama(setup.device, dtype, tiny=setup.tiny)
+        equalities += _equalities(setup, models.of_folder(folder, setup.device, compiled=compiled))
+    model = models.random_llama(setup.device, dtype, tiny=setup.tiny, compiled=compiled)
     equalities += _equalities(setup, model)
     timings = _timings(setup, model, limits)
     loaded = _serve(setup, model, setup.config(True, setup.sizes.budget, 1))
@@ -116,7 +117,7 @@ def _without_output(tests: DeviceTests | None) -> DeviceTests | None:
 def _equalities(setup: Setup, model: models.CheckedModel) -> Iterator[Equality]:
     """With graphs and without."""
     for graphs in (True, False):
-        length = min(_EQUALITY_LENGTH, model.served.facts.max_model_len)
+        length = min(_EQUALITY_LENGTH, model.facts.max_model_len)
         config = setup.config(graphs, length, requests=8)
         loaded = _serve(setup, model, config)
         size = loaded.default_block_size
@@ -129,15 +130,15 @@ def _equalities(setup: Setup, model: models.CheckedModel) -> Iterator[Equality]:
 def _timings(setup: Setup, model: models.CheckedModel, limits: ceilings.Ceilings) -> list[speed.Timing]:
     sizes = setup.sizes
     length = max(sizes.context + 4 * sizes.steps + 16, *sizes.prefills) + 1
-    length = min(length, model.served.facts.max_model_len)
+    length = min(length, model.facts.max_model_len)
 
     def build(graphs: bool) -> Worker:
         config = setup.config(graphs, length, max(sizes.batches))
         return assemble_worker(config, _serve(setup, model, config), NoOtherRanks())
 
-    geometry = model.served.paged.layers
+    geometry = model.model.layers
     kv_numbers = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in geometry)
-    item = model.served.facts.dtype.itemsize
+    item = model.facts.dtype.itemsize
     costs = ModelCosts(model.weight_bytes, model.weight_bytes // item, kv_numbers * item)
     timings = speed.time_decodes(build, sizes, costs, limits, setup.watch)
     fitting = replace(sizes, prefills=[size for size in sizes.prefills if size <= length])
@@ -145,7 +146,7 @@ def _timings(setup: Setup, model: models.CheckedModel, limits: ceilings.Ceilings
 
 
 def _serve(setup: Setup, model: models.CheckedModel, config: WorkerConfig) -> LoadedModel:
-    return serve(model.served, config, setup.device)
+    return serve(model.model, model.facts, config, setup.device)
 
 
 def _attention(loaded: LoadedModel) -> str:

@@ -35,6 +35,7 @@ class ModelConfig:
     tensor_parallel_size: int = 1
     cuda_graph_requests: int = 512
     batch_invariant: bool = False
+    cuda_compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.tensor_parallel_size,
             settings.cuda_graph_requests,
             settings.batch_invariant,
+            settings.cuda_compile,
         ),
         CacheConfig(
             settings.block_size,

@@ -229,7 +229,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         step_token_budget=config.scheduling.step_token_budget,
         threads=model.threads,
         tensor_parallel_size=model.tensor_parallel_size,
-        cuda=CudaOptions(model.cuda_graph_requests, model.batch_invariant),
+        cuda=CudaOptions(model.cuda_graph_requests, model.batch_invariant, model.cuda_compile),
     )
 
 

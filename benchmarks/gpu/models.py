@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from engine_service.worker.model_loader import TransformersModel, serve_model
-from engine_service.worker.paged_model import ATTENTION_NAME, register_attention
+from engine_service.worker.backend import ModelFacts
+from engine_service.worker.cuda.fused_loader import fused_decoder
+from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces, torch_compiler
+from engine_service.worker.kernels.decoder_shape import Unsupported, decoder_shape
+from engine_service.worker.model_loader import serve_model
+from engine_service.worker.paged_model import ATTENTION_NAME, StepModel, register_attention
 
 _SEED = 1
 _SPREAD = 0.02
@@ -22,11 +26,12 @@ _SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """`bare` is the transformers model whose weights `served` uses."""
+    """`bare` is the transformers model, `model` what serves: a fused decoder of its weights where there is one."""
 
     name: str
     bare: Any
-    served: TransformersModel
+    model: StepModel
+    facts: ModelFacts
 
     @property
     def weight_bytes(self) -> int:
@@ -45,7 +50,7 @@ class CheckedModel:
             self.bare.set_attn_implementation(ATTENTION_NAME)
 
 
-def random_llama(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> CheckedModel:
+def random_llama(device: torch.device, dtype: torch.dtype, *, tiny: bool, compiled: bool) -> CheckedModel:
     """Weights drawn on the device: neither a file nor the host's memory has to hold them."""
     config = LlamaConfig(**(_TINY if tiny else _LLAMA_3_8B), dtype=dtype)
     register_attention()
@@ -62,20 +67,26 @@ def random_llama(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Che
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, 4 * _SPREAD if tiny else _SPREAD, generator=generator)
-    return _checked("tiny random" if tiny else "random, of Llama-3-8B's shape", model, device)
+    return _checked("tiny random" if tiny else "random, of Llama-3-8B's shape", model, device, compiled=compiled)
 
 
-def of_folder(folder: Path, device: torch.device) -> CheckedModel:
+def of_folder(folder: Path, device: torch.device, *, compiled: bool) -> CheckedModel:
     """A checkpoint in its own dtype."""
     register_attention()
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", attn_implementation=ATTENTION_NAME, local_files_only=True
     )
-    return _checked(folder.name, model, device)
+    return _checked(folder.name, model, device, compiled=compiled)
 
 
-def _checked(name: str, model: Any, device: torch.device) -> CheckedModel:
-    return CheckedModel(name, model, serve_model(model, device, ()))
+def _checked(name: str, bare: Any, device: torch.device, *, compiled: bool) -> CheckedModel:
+    served = serve_model(bare, device, ())
+    shape = decoder_shape(bare.config)
+    if isinstance(shape, Unsupported):
+        return CheckedModel(name, bare, served.paged, served.facts)
+    pieces = compiled_pieces(torch_compiler) if compiled else plain_pieces()
+    decoder = fused_decoder(bare.state_dict(), bare.config, shape, served.facts, device, pieces)
+    return CheckedModel(name, bare, decoder, served.facts)
 
 
 _LLAMA_3_8B: dict[str, Any] = {

@@ -32,11 +32,13 @@ class Device(Enum):
 @dataclass(frozen=True, slots=True)
 class CudaOptions:
     """Of the cuda backend alone. `graph_requests`: decode steps of so many requests at most are recorded as graphs, 0:
-    none. `batch_invariant`: decodes always have the same number of rows, and keys are never split.
+    none. `batch_invariant`: decodes always have the same number of rows, and keys are never split. `compile`: what a
+    fused decoder computes between its products is compiled by torch.
     """
 
     graph_requests: int = 512
     batch_invariant: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

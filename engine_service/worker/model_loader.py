@@ -22,7 +22,7 @@ from engine_service.worker.checkpoint import (
     refuse_keys,
 )
 from engine_service.worker.config import ModelDtype
-from engine_service.worker.paged_model import ATTENTION_NAME, PagedModel, register_attention
+from engine_service.worker.paged_model import ATTENTION_NAME, PagedModel, StepModel, register_attention
 
 _LOG = logging.getLogger(__name__)
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -34,7 +34,7 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 class TransformersModel:
     """A model as transformers writes it, attending through our interface, and the facts of its checkpoint."""
 
-    paged: PagedModel
+    paged: StepModel
     facts: ModelFacts
 
 
@@ -140,7 +140,7 @@ def _refuse_length_dependent_rope(text_config: Any, max_model_len: int | None) -
         )
 
 
-def _check_windows(model: PagedModel, text_config: Any) -> None:
+def _check_windows(model: StepModel, text_config: Any) -> None:
     """A layer that the configuration calls sliding must have told its window to the attention function."""
     kinds = getattr(text_config, "layer_types", None) or ()
     for layer, (kind, shape) in enumerate(zip(kinds, model.layers, strict=False)):
@@ -148,7 +148,7 @@ def _check_windows(model: PagedModel, text_config: Any) -> None:
             raise UnsupportedModelError(f"layer {layer} has a sliding window but does not say how long it is")
 
 
-def _check_heads(model: PagedModel, text_config: Any, ranks: int) -> None:
+def _check_heads(model: StepModel, text_config: Any, ranks: int) -> None:
     """Query heads must lie on the rank of their KV head: both are split, or neither is."""
     if ranks == 1:
         return

@@ -80,6 +80,31 @@ class LayerProbe:
         return call.query.new_zeros(1, tokens, heads, shape.value_dim)
 
 
+class StepModel(Protocol):
+    """A model without its KV pool."""
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]: ...
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        context: AttentionContext,
+        adapters: AdapterRows | None = None,
+    ) -> torch.Tensor:
+        """Logits [R, vocabulary] at the batch rows `rows`; int64 ids [T], positions [T], rows [R]."""
+        ...
+
+    @property
+    def adapters(self) -> LinearHooks: ...
+
+    def find_linears(self) -> dict[str, LinearShape]:
+        """The layers that an adapter may change."""
+        ...
+
+
 class PagedModel:
     """The model of a worker, ready to run. `layers` are in the order of the layer numbers."""
 

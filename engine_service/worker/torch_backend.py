@@ -14,7 +14,7 @@ from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
 from engine_service.worker.model_loader import TransformersModel, load_model
-from engine_service.worker.paged_model import PagedModel, StepContext
+from engine_service.worker.paged_model import StepContext, StepModel
 from engine_service.worker.torch_attention import TorchAttentionKind
 from engine_service.worker.transfer import DirectTransfer, Transfer
 
@@ -79,7 +79,7 @@ class GenericModel:
 class GenericRunner:
     """One forward pass of the transformers model a step."""
 
-    def __init__(self, model: PagedModel, attention: AttentionBackend) -> None:
+    def __init__(self, model: StepModel, attention: AttentionBackend) -> None:
         self._model = model
         self._attention = attention
 

@@ -15,17 +15,21 @@ from engine_service.worker.config import CudaOptions, Device, WorkerConfig
 from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.cuda.attention import PagedAttention
 from engine_service.worker.cuda.choice import Choice, candidates, choose_kernel
+from engine_service.worker.cuda.fused_loader import load_fused
 from engine_service.worker.cuda.graph_capture import recorder_for
 from engine_service.worker.cuda.graph_sizes import graph_sizes
+from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces, torch_compiler
 from engine_service.worker.cuda.pinned import PinnedTransfer
 from engine_service.worker.cuda.profiling import CudaMeter, LargestStep, bytes_beside_pool, measure_peak
-from engine_service.worker.cuda.runner import CudaRunner, GraphPlan, StepModel
+from engine_service.worker.cuda.runner import CudaRunner, GraphPlan
 from engine_service.worker.cuda.self_test import find_fault
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.cuda.varlen import GATHERED_TOKENS
+from engine_service.worker.kernels.decoder_shape import Unsupported
 from engine_service.worker.kv_storage import kv_bytes_per_block
 from engine_service.worker.lora.adapter import LinearShapes
 from engine_service.worker.model_loader import TransformersModel, load_model
+from engine_service.worker.paged_model import StepModel
 from engine_service.worker.torch_attention import TorchAttentionKind
 from engine_service.worker.torch_backend import GenericModel, torch_device
 from engine_service.worker.transfer import Transfer
@@ -42,12 +46,18 @@ class CudaBackend:
         config.require_plain_weights("the cuda backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads))
         device = torch_device(config.device)
-        return serve(load_model(config.model_folder, config.dtype, device, config.max_model_len), config, device)
+        pieces = compiled_pieces(torch_compiler) if config.cuda.compile else plain_pieces()
+        fused = load_fused(config, device, pieces)
+        if not isinstance(fused, Unsupported):
+            return serve(*fused, config, device)
+        _LOG.warning("%s: transformers' layers compute", fused.reason)
+        model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
+        return serve(model.paged, model.facts, config, device)
 
 
-def serve(model: TransformersModel, config: WorkerConfig, device: torch.device) -> LoadedModel:
+def serve(model: StepModel, facts: ModelFacts, config: WorkerConfig, device: torch.device) -> LoadedModel:
     """Choose the attention of a model that lies on the device."""
-    layers, dtype = model.paged.layers, model.facts.dtype
+    layers, dtype = model.layers, facts.dtype
     kernels = candidates(device, batch_invariant=config.cuda.batch_invariant)
     choice = choose_kernel(kernels, layers, dtype, device, config.block_size, find_fault)
     passed_over = choice.passed_over if isinstance(choice, Choice) else choice
@@ -55,9 +65,9 @@ def serve(model: TransformersModel, config: WorkerConfig, device: torch.device) 
         _LOG.warning("attention is not by %s: %s", passed.kernel, passed.reason)
     if isinstance(choice, Choice):
         bounds = StepBounds(config.max_num_requests, config.step_token_budget)
-        return CudaModel(model.paged, model.facts, device, choice, config.cuda, bounds)
+        return CudaModel(model, facts, device, choice, config.cuda, bounds)
     _LOG.warning("attention in plain torch, many times slower")
-    return GenericModel("torch", model, TorchAttentionKind(), device)
+    return GenericModel("torch", TransformersModel(model, facts), TorchAttentionKind(), device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import torch
 from engine_service.worker.attention import KvGeometry, LayerShape
 from engine_service.worker.cuda.dense import DenseKernel
 from engine_service.worker.cuda.kernel import AttentionKernel
+from engine_service.worker.cuda.paged_decode import PagedDecodeKernel, has_triton
 from engine_service.worker.cuda.pages import Pages
-from engine_service.worker.cuda.varlen import VarlenGatherKernel, VarlenPagedKernel, find_varlen
+from engine_service.worker.cuda.varlen import VarlenApi, VarlenGatherKernel, VarlenPagedKernel, find_varlen
 
 FindFault = Callable[[AttentionKernel, KvGeometry, Pages], str | None]
 
@@ -41,8 +42,18 @@ def candidates(device: torch.device, *, batch_invariant: bool) -> list[Attention
     varlen = find_varlen()
     if varlen is not None:
         found += [VarlenPagedKernel(varlen, fills=True, splits=splits), VarlenPagedKernel(varlen, False, splits)]
+        if has_triton():
+            found.append(_with_triton(varlen, device, splits))
         found.append(VarlenGatherKernel(varlen, splits))
     return found
+
+
+def _with_triton(varlen: VarlenApi, device: torch.device, splits: int | None) -> AttentionKernel:
+    from engine_service.worker.cuda.triton_decode import attend_decodes
+
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    # What is promised of batches is promised of decodes: chunks may be split.
+    return PagedDecodeKernel(attend_decodes, VarlenGatherKernel(varlen), processors, splits)
 
 
 def choose_kernel(

@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine_service.worker.cuda.runner import StepModel
-from engine_service.worker.paged_model import AttentionCall
+from engine_service.worker.paged_model import AttentionCall, StepModel
 
 # Estimates, beside what is measured: the nodes of a graph; the sampler's workspaces for 32 rows, about so many floats
 # for each token of the vocabulary; what libraries take for themselves when a kernel is first used.

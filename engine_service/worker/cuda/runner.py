@@ -4,45 +4,18 @@ Must not know: how a graph is recorded, which kernel attends, requests.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from engine_service.worker.attention import BlockCopies, LayerShape
+from engine_service.worker.attention import BlockCopies
 from engine_service.worker.backend import StepLogits
 from engine_service.worker.cuda.attention import PagedAttention
 from engine_service.worker.cuda.decode_graphs import DecodeGraphs
 from engine_service.worker.cuda.graph_capture import Recorder
 from engine_service.worker.cuda.static_step import StaticStep
 from engine_service.worker.input_batch import StepInput
-from engine_service.worker.lora.adapter import Adapter, LinearShape
-from engine_service.worker.lora.linear_hooks import AdapterRows, LinearHooks
-from engine_service.worker.paged_model import AttentionContext, StepContext
-
-
-class StepModel(Protocol):
-    """A model without its KV pool."""
-
-    @property
-    def layers(self) -> tuple[LayerShape, ...]: ...
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor,
-        context: AttentionContext,
-        adapters: AdapterRows | None = None,
-    ) -> torch.Tensor:
-        """Logits [R, vocabulary] at the batch rows `rows`; int64 ids [T], positions [T], rows [R]."""
-        ...
-
-    @property
-    def adapters(self) -> LinearHooks: ...
-
-    def find_linears(self) -> dict[str, LinearShape]:
-        """The layers that an adapter may change."""
-        ...
+from engine_service.worker.lora.adapter import Adapter
+from engine_service.worker.paged_model import StepContext, StepModel
 
 
 @dataclass(frozen=True, slots=True)
