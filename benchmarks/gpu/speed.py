@@ -5,6 +5,7 @@ Must not know: equality, how a report is shown.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,6 +16,8 @@ from engine_service.worker.worker import Worker
 
 BuildWorker = Callable[[bool], Worker]
 """With or without graphs."""
+
+_WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +60,28 @@ def time_decodes(
     build: BuildWorker, sizes: Sizes, costs: ModelCosts, ceilings: Ceilings, watch: Stopwatch
 ) -> list[Timing]:
     """A decode step of each batch size, with and without graphs, each plain and overlapped."""
-    found = []
+    found: list[Timing] = []
     for graphs in (True, False):
-        worker = build(graphs)
-        for batch in sizes.batches:
-            requests = Requests(worker, _prompts(batch, sizes.context, worker.info.vocab_size))
-            requests.prefill(sizes.budget)
-            for overlap in (False, True):
-                requests.decode(3, overlap=overlap)
-                seconds = watch.seconds(
-                    lambda: requests.decode(sizes.steps, overlap=overlap),  # noqa: B023 (called before the next turn)
-                    repeats=1,
-                    warm_ups=0,
-                )
-                moved = costs.weight_bytes + batch * (sizes.context + 2 * sizes.steps) * costs.kv_bytes
-                floor = moved / ceilings.bandwidth
-                found.append(Timing("decode", batch, graphs, overlap, seconds / sizes.steps, floor))
-            requests.leave()
-        worker.close()
+        # A worker's memory is free again when the function it lives in has returned.
+        found += _decodes_of(build(graphs), graphs, sizes, costs, ceilings, watch)
+    return found
+
+
+def _decodes_of(
+    worker: Worker, graphs: bool, sizes: Sizes, costs: ModelCosts, ceilings: Ceilings, watch: Stopwatch
+) -> list[Timing]:
+    found = []
+    for batch in sizes.batches:
+        requests = Requests(worker, _prompts(batch, sizes.context, worker.info.vocab_size))
+        requests.prefill(sizes.budget)
+        moved = costs.weight_bytes + batch * (sizes.context + 2 * sizes.steps) * costs.kv_bytes
+        for overlap in (False, True):
+            requests.decode(_WARM_UP_STEPS, overlap=overlap)
+            run = partial(requests.decode, sizes.steps, overlap=overlap)
+            seconds = watch.seconds(run, repeats=1, warm_ups=0) / sizes.steps
+            found.append(Timing("decode", batch, graphs, overlap, seconds, moved / ceilings.bandwidth))
+        requests.leave()
+    worker.close()
     return found
 
 
@@ -85,17 +92,17 @@ def time_prefills(
     worker = build(False)
     found = []
     for length in sizes.prefills:
-
-        def prefill(length: int = length) -> None:
-            requests = Requests(worker, _prompts(1, length, worker.info.vocab_size))
-            requests.prefill(length)
-            requests.leave()
-
-        seconds = watch.seconds(prefill, repeats=3, warm_ups=1)
+        run = partial(_prefill, worker, _prompts(1, length, worker.info.vocab_size))
         floor = 2 * costs.weights * length / ceilings.matrix_rate
-        found.append(Timing("prefill", length, False, False, seconds, floor))
+        found.append(Timing("prefill", length, False, False, watch.seconds(run, repeats=3, warm_ups=1), floor))
     worker.close()
     return found
+
+
+def _prefill(worker: Worker, prompts: list[list[int]]) -> None:
+    requests = Requests(worker, prompts)
+    requests.prefill(len(prompts[0]))
+    requests.leave()
 
 
 def _prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:

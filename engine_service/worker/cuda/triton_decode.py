@@ -18,7 +18,7 @@ _TILE = 64  # keys at once
 _LEAST_ROWS = 16  # of a product on the tensor cores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _attend_run(
     query,
     keys,
