@@ -16,6 +16,7 @@ from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.cuda.attention import PagedAttention
 from engine_service.worker.cuda.choice import Choice, candidates, choose_kernel
 from engine_service.worker.cuda.fused_loader import load_fused
+from engine_service.worker.cuda.fused_model import FusedDecoder
 from engine_service.worker.cuda.graph_capture import recorder_for
 from engine_service.worker.cuda.graph_sizes import graph_sizes
 from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces, torch_compiler
@@ -46,13 +47,18 @@ class CudaBackend:
         config.require_plain_weights("the cuda backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads))
         device = torch_device(config.device)
-        pieces = compiled_pieces(torch_compiler) if config.cuda.compile else plain_pieces()
-        fused = load_fused(config, device, pieces)
+        fused = _load_fused(config, device)
         if not isinstance(fused, Unsupported):
             return serve(*fused, config, device)
         _LOG.warning("%s: transformers' layers compute", fused.reason)
         model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
         return serve(model.paged, model.facts, config, device)
+
+
+def _load_fused(config: WorkerConfig, device: torch.device) -> tuple[FusedDecoder, ModelFacts] | Unsupported:
+    if config.max_loras:
+        return Unsupported("LoRA adapters change layers one by one")
+    return load_fused(config, device, compiled_pieces(torch_compiler) if config.cuda.compile else plain_pieces())
 
 
 def serve(model: StepModel, facts: ModelFacts, config: WorkerConfig, device: torch.device) -> LoadedModel:

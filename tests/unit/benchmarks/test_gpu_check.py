@@ -1,6 +1,7 @@
 """The check of the CUDA backend, rehearsed on the CPU, with nothing installed that the device's machine lacks."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import gpu_check
 from benchmarks.gpu import equality, models
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.device_tests import DeviceTests
@@ -36,7 +38,8 @@ sys.exit(main(sys.argv[1:]))
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
 
 
 def test_the_rehearsal_holds_and_reports_every_part(tmp_path: Path) -> None:
@@ -55,11 +58,14 @@ def test_the_rehearsal_holds_and_reports_every_part(tmp_path: Path) -> None:
     assert "HOLDS after" in done.stdout
 
 
-def test_without_a_device_the_check_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = run()
-    assert done.returncode == 2
-    assert "this torch finds no CUDA device; --device cpu --tiny rehearses the check" in done.stderr
+def test_without_a_device_the_check_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_:
+        gpu_check.main([])
+    assert exit_.value.code == 2
+    assert "this torch finds no CUDA device; --device cpu --tiny rehearses the check" in capsys.readouterr().err
 
 
 def test_a_wrong_kernel_is_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
