@@ -160,8 +160,9 @@ def test_when_none_fits_every_reason_is_told() -> None:
     ) == (PassedOver("a", "no"), PassedOver("b", "broken"))
 
 
-def test_on_a_device_paging_comes_before_gathering() -> None:
-    """Without touching the device; this torch has varlen attention with block tables."""
+def test_on_a_device_paging_comes_before_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without touching the device, as Triton's kernel would; this torch has varlen attention with block tables."""
+    monkeypatch.setattr("engine_service.worker.cuda.choice.has_triton", lambda: False)
     assert find_varlen() is not None
     names = [kernel.name for kernel in candidates(torch.device("cuda"), batch_invariant=True)]
     assert names == ["varlen paged, filled", "varlen paged", "varlen gather"]
