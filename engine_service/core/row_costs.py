@@ -19,7 +19,12 @@ MOST_ERROR = log(2.0)
 """A step that took longer than twice the expected time counts as one that took twice as long."""
 
 FORGOTTEN_AFTER = 512
-"""Steps after which a size that was not seen again is unknown: it is tried again, and a bad moment does not last."""
+DOUBTED_AFTER = 32
+"""Steps after which a size that was not seen again is tried again: so many for each time that it was seen, and
+FORGOTTEN_AFTER at most. So a bad moment does not last."""
+
+CERTAIN = 4
+"""Until a size was seen so many times its shortest step counts: steps take too long by accident, never too short."""
 
 LEAST_TRIED = 4
 """Rows that may be tried whatever is known; then twice as many as are known."""
@@ -52,18 +57,24 @@ class RowCosts:
         if size is None or self._step - size.last_step > FORGOTTEN_AFTER:
             self._sizes[number] = _Size(rows, time - self._speed, 1, self._step)
             return
-        error = max(-MOST_ERROR, min(MOST_ERROR, time - self._speed - size.factor))
+        error = time - self._speed - size.factor
         size.seen += 1
         size.last_step = self._step
         size.rows += (rows - size.rows) * SPEED_SMOOTHING
-        size.factor += error * max(FACTOR_SMOOTHING, 1.0 / size.seen)
+        if size.seen <= CERTAIN:
+            size.factor += min(0.0, error)
+            return
+        error = max(-MOST_ERROR, min(MOST_ERROR, error))
+        size.factor += error * FACTOR_SMOOTHING
         self._speed += error * SPEED_SMOOTHING
 
     def curve(self) -> "CostCurve":
         """What is known now."""
-        least = self._step - FORGOTTEN_AFTER
-        known = sorted((size.rows, size.factor) for size in self._sizes.values() if size.last_step >= least)
+        known = sorted((size.rows, size.factor) for size in self._sizes.values() if self._is_trusted(size))
         return CostCurve([rows for rows, _ in known], [exp(factor) for _, factor in known])
+
+    def _is_trusted(self, size: _Size) -> bool:
+        return self._step - size.last_step <= min(FORGOTTEN_AFTER, DOUBTED_AFTER * size.seen)
 
 
 class CostCurve:

@@ -55,12 +55,14 @@ class Speculation:
         """Makes chunks of the step longer. O(decodes + drafted tokens)."""
         if step.decode_tokens == 0 or step.room == 0:
             return
+        candidates, drafting = self._candidates(step)
+        if not candidates:
+            return
         curve = self._costs.curve()
         rows = step.decode_tokens + step.prefill_tokens
         free_rows = max(self._config.max_num_requests, LEAST_ROWS) - len(step.chunks)
         most = min(step.room, free_rows, curve.most_rows(rows) - rows)
-        candidates, drafting = self._candidates(step)
-        if not candidates or most <= 0:
+        if most <= 0:
             return
         candidates.sort(reverse=True)
         are_alone = drafting == len(step.chunks)

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from engine_service.core.row_costs import FORGOTTEN_AFTER, RowCosts
+from engine_service.core.row_costs import DOUBTED_AFTER, FORGOTTEN_AFTER, RowCosts
 
 
 def seconds(rows: int) -> float:
@@ -43,16 +43,23 @@ def test_ratios_are_learnt_while_the_speed_moves(drift: float) -> None:
         assert curve.time(rows) / curve.time(1) == pytest.approx(seconds(rows) / seconds(1), rel=0.25), rows
 
 
-def test_a_bad_moment_is_forgotten() -> None:
+def test_a_bad_moment_is_doubted_and_forgotten() -> None:
+    """A size that took long is tried again soon; what was seen often is doubted later."""
     costs = RowCosts()
     costs.observe(1, 0.010)
     costs.observe(4, 1.0)
     assert costs.curve().time(4) > 50 * costs.curve().time(1)
-    for _ in range(FORGOTTEN_AFTER + 1):
+    for _ in range(DOUBTED_AFTER + 1):
         costs.observe(1, 0.010)
     assert costs.curve().time(4) == costs.curve().time(1)
-    costs.observe(4, 0.011)
-    assert costs.curve().time(4) == pytest.approx(1.1 * costs.curve().time(1), rel=0.01)
+    for _ in range(30):
+        costs.observe(4, 0.011)
+    for _ in range(FORGOTTEN_AFTER // 2):
+        costs.observe(1, 0.010)
+    assert costs.curve().time(4) == pytest.approx(1.1 * costs.curve().time(1), rel=0.3)
+    for _ in range(FORGOTTEN_AFTER // 2 + 1):
+        costs.observe(1, 0.010)
+    assert costs.curve().time(4) == costs.curve().time(1)
 
 
 def test_a_step_without_time_says_nothing() -> None:
