@@ -89,8 +89,8 @@ class Speculation:
         left, drafting = CATCH_UP_TOKENS, 0
         for place in range(step.decode_tokens):
             chunk, request = step.chunks[place], step.requests[place]
-            if len(request.token_ids) != chunk.start + 1 or request.sampling.structured_output is not None:
-                continue  # its last token is not known yet, or a grammar would have to be moved along
+            if len(request.token_ids) != chunk.start + 1:
+                continue  # its last token is not known yet
             lookup = request.lookup
             if lookup is None:
                 rates = HitRates(self._common)

@@ -72,10 +72,29 @@ class Matcher:
 
         End tokens are allowed exactly when the text so far is complete. Raises GrammarFailure.
         """
+        return self._allowed_by(self._matcher)
+
+    def allowed_along(self, draft: Sequence[int]) -> list[bytes]:
+        """`allowed()` before each token of the draft, and behind the last. Nothing is allowed behind a token that the
+        grammar refuses, or cannot be followed any further. The matcher stays where it is."""
+        found = [self.allowed()]
+        ahead = self._matcher.deep_copy()
+        for token in draft:
+            if not found[-1][token // 8] >> token % 8 & 1 or token in self._end_ids:
+                break
+            try:
+                if not ahead.consume_token(token):
+                    break
+                found.append(self._allowed_by(ahead))
+            except GrammarFailure:  # of its own accord the request will come here, or not
+                break
+        return found + [bytes(len(found[0]))] * (len(draft) + 1 - len(found))
+
+    def _allowed_by(self, matcher: LLMatcher) -> bytes:
         begin = self._cpu_clock()
-        words, matcher = self._words, self._matcher
+        words = self._words
         matcher.unsafe_compute_mask_ptr(ctypes.addressof(words), ctypes.sizeof(words))
-        self._check()
+        self._check(matcher)
         is_complete = matcher.is_accepting()
         for token in self._end_ids:
             bit = 1 << (token % 32)
@@ -98,9 +117,10 @@ class Matcher:
             self._check()
             raise GrammarFailure("the completion so far does not match the grammar")
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarFailure(plain_message(self._matcher.get_error()))
+    def _check(self, matcher: LLMatcher | None = None) -> None:
+        checked = matcher or self._matcher
+        if checked.is_error():
+            raise GrammarFailure(plain_message(checked.get_error()))
 
     def _check_time(self, seconds: float) -> None:
         total = seconds + self._moving_s

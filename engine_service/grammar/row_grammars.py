@@ -3,7 +3,8 @@
 Must not know: logits, the model, the scheduler.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -48,21 +49,37 @@ class RowGrammars:
         known = self._matchers.keys() | self._failed.keys()
         return [(place, request_id) for place, request_id in enumerate(request_ids) if request_id in known]
 
-    def masks(self, places: Sequence[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def masks(
+        self, places: Sequence[tuple[int, int]], drafts: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Rising places [M] and what may come there, int32 [M, ceil(vocabulary / 32)], the lowest bit first.
 
-        A request that has failed has none.
+        `drafts`: guessed tokens by request id. Such a request has a place for each and one more, one behind the other;
+        nothing may come behind a token that its grammar refuses. A request that has failed has no mask.
         """
         self._read()
-        rows = [(place, words) for place, request_id in places if (words := self._allowed(request_id)) is not None]
+        rows: list[tuple[int, npt.NDArray[np.int32]]] = []
+        known: dict[int, int] = {}
+        for place, request_id in places:
+            if request_id not in known:
+                known[request_id] = place
+                masks = self._allowed(request_id, drafts.get(request_id, ()))
+                rows.extend((place + number, words) for number, words in enumerate(masks))
         bits = np.empty((len(rows), self._num_words), dtype=np.int32)
         for row, (_, words) in enumerate(rows):
             bits[row] = words
         return np.array([place for place, _ in rows], dtype=np.int64), bits
 
     def sampled(self, places: Sequence[tuple[int, int]], read: ReadTokens) -> None:
-        """What came of the step: `read` gives the tokens of all its rows, and may wait for the device."""
+        """What came of the step: `read` gives the tokens of all its rows, and may wait for the device. Not for requests
+        with drafts: see `verified`."""
         self._unread = (list(places), read)
+
+    def verified(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """What came of the step for a request with a draft: its right tokens and the one behind them."""
+        matcher = self._matchers.get(request_id)
+        if matcher is not None:
+            self._try(request_id, lambda: [matcher.advance(token) for token in token_ids])
 
     def failures(self, request_ids: Sequence[int]) -> dict[int, str]:
         """Why those among the requests that failed did."""
@@ -80,16 +97,13 @@ class RowGrammars:
         begin = request.prompt_length + grammar.num_taken
         self._try(request.request_id, lambda: matcher.replay(request.token_ids[begin:]))
 
-    def _allowed(self, request_id: int) -> npt.NDArray[np.int32] | None:
+    def _allowed(self, request_id: int, draft: Sequence[int]) -> list[npt.NDArray[np.int32]]:
         matcher = self._matchers.get(request_id)
         if matcher is None:
-            return None
-        words: list[npt.NDArray[np.int32]] = []
-        self._try(
-            request_id,
-            lambda: words.append(np.frombuffer(matcher.allowed(), dtype=np.int32, count=self._num_words)),
-        )
-        return words[0] if words else None
+            return []
+        masks: list[bytes] = []
+        self._try(request_id, lambda: masks.extend(matcher.allowed_along(draft) if draft else (matcher.allowed(),)))
+        return [np.frombuffer(mask, dtype=np.int32, count=self._num_words) for mask in masks]
 
     def _read(self) -> None:
         """Moves each matcher by the token its request got in the step before."""
@@ -104,7 +118,7 @@ class RowGrammars:
                 token = tokens[place]
                 self._try(request_id, lambda matcher=matcher, token=token: matcher.advance(token))  # type: ignore[misc]
 
-    def _try(self, request_id: int, move: Callable[[], None]) -> None:
+    def _try(self, request_id: int, move: Callable[[], object]) -> None:
         """Whatever goes wrong in one matcher, a panic of the library included, is its own request's failure."""
         try:
             move()

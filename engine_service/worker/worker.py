@@ -138,6 +138,7 @@ class Worker:
             if launched.drafts:
                 others = verified.before | verified.void
                 tokens = [pair for row, pair in enumerate(tokens) if row not in others]
+                self._move_grammars(verified, dict(tokens), launched.drafts)
         failures |= launched.off_grammar
         clients = launched.off_grammar.keys()
         return Result(
@@ -170,6 +171,12 @@ class Worker:
     def drop_adapter(self, number: int) -> None:
         """No request has the adapter any more."""
         self._runner.drop_adapter(number)
+
+    def _move_grammars(self, verified: Verified, last: dict[int, int], drafts: tuple[DraftRows, ...]) -> None:
+        accepted = dict(verified.accepted)
+        for rows in drafts:
+            name = rows.request_id
+            self._grammars.verified(name, (*accepted.get(name, ()), last[name]))
 
     def close(self) -> None:
         """Forget what is in flight and free what the backend holds."""
@@ -218,15 +225,16 @@ class Worker:
         if not step.request_ids:
             return _Launched(number, scored=scored)
         # The pass is under way: a device computes while the masks are made here.
-        step = self._masked(step, ruled) if ruled else step
+        drafts = draft_rows(chunks)
+        step = self._masked(step, ruled, drafts) if ruled else step
         sampled = self._sample(output, step, best_only)
         self._ranks.store(sampled.token_ids)
         self._batch.store(step, sampled.token_ids)
         if ruled:
-            self._grammars.sampled(ruled, sampled.token_ids.tolist)
+            drafting = {rows.request_id for rows in drafts}
+            self._grammars.sampled([pair for pair in ruled if pair[1] not in drafting], sampled.token_ids.tolist)
         off_grammar = self._grammars.failures(step.request_ids)
         fetched = self._transfer.fetch(sampled)
-        drafts = draft_rows(chunks)
         if wanted is None:
             return _Launched(number, step.request_ids, fetched, (), None, scored, off_grammar, drafts)
         assert output.logits is not None
@@ -236,9 +244,9 @@ class Worker:
         numbers = tuple(index.tolist())
         return _Launched(number, step.request_ids, fetched, numbers, logprobs, scored, off_grammar, drafts)
 
-    def _masked(self, step: StepInput, ruled: list[tuple[int, int]]) -> StepInput:
+    def _masked(self, step: StepInput, ruled: list[tuple[int, int]], drafts: tuple[DraftRows, ...]) -> StepInput:
         """The step with the masks of the rows that have a grammar."""
-        places, bits = self._grammars.masks(ruled)
+        places, bits = self._grammars.masks(ruled, {rows.request_id: rows.draft for rows in drafts})
         masks = TokenMasks(places, torch.from_numpy(bits)) if len(places) else None
         return replace(step, sampling=replace(step.sampling, masks=masks))
 

@@ -32,6 +32,8 @@ SIZES = {
     "chunk_1": EngineSize(chunk=1, budget=16),
     "small_pool": EngineSize(num_blocks=24),
     "small_pool_overlap": EngineSize(num_blocks=24, overlap=True),
+    "drafts": EngineSize(max_draft_tokens=6),
+    "drafts_small_pool": EngineSize(num_blocks=24, max_draft_tokens=6),
 }
 
 
