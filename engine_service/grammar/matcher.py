@@ -111,6 +111,11 @@ class Matcher:
             self._check()
         self._moving_s = self._cpu_clock() - begin
 
+    def advance_all(self, token_ids: Sequence[int]) -> None:
+        """Takes several tokens, one by one. Raises GrammarFailure."""
+        for token in token_ids:
+            self.advance(token)
+
     def replay(self, token_ids: Sequence[int]) -> None:
         """Takes the tokens of a completion that was interrupted. Raises GrammarFailure."""
         if self._matcher.try_consume_tokens(list(token_ids)) != len(token_ids):

@@ -79,7 +79,7 @@ class RowGrammars:
         """What came of the step for a request with a draft: its right tokens and the one behind them."""
         matcher = self._matchers.get(request_id)
         if matcher is not None:
-            self._try(request_id, lambda: [matcher.advance(token) for token in token_ids])
+            self._try(request_id, lambda: matcher.advance_all(token_ids))
 
     def failures(self, request_ids: Sequence[int]) -> dict[int, str]:
         """Why those among the requests that failed did."""
@@ -118,7 +118,7 @@ class RowGrammars:
                 token = tokens[place]
                 self._try(request_id, lambda matcher=matcher, token=token: matcher.advance(token))  # type: ignore[misc]
 
-    def _try(self, request_id: int, move: Callable[[], object]) -> None:
+    def _try(self, request_id: int, move: Callable[[], None]) -> None:
         """Whatever goes wrong in one matcher, a panic of the library included, is its own request's failure."""
         try:
             move()

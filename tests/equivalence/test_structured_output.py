@@ -33,7 +33,7 @@ SIZES = {
     "small_pool": EngineSize(num_blocks=24),
     "small_pool_overlap": EngineSize(num_blocks=24, overlap=True),
     "drafts": EngineSize(max_draft_tokens=6),
-    "drafts_small_pool": EngineSize(num_blocks=24, max_draft_tokens=6),
+    "small_pool_drafts": EngineSize(num_blocks=24, max_draft_tokens=6),
 }
 
 
