@@ -90,7 +90,7 @@ class Matcher:
                 break
         return found + [bytes(len(found[0]))] * (len(draft) + 1 - len(found))
 
-    def _allowed_by(self, matcher: LLMatcher) -> bytes:
+    def _allowed_by(self, matcher: "LLMatcher") -> bytes:
         begin = self._cpu_clock()
         words = self._words
         matcher.unsafe_compute_mask_ptr(ctypes.addressof(words), ctypes.sizeof(words))
@@ -122,7 +122,7 @@ class Matcher:
             self._check()
             raise GrammarFailure("the completion so far does not match the grammar")
 
-    def _check(self, matcher: LLMatcher | None = None) -> None:
+    def _check(self, matcher: "LLMatcher | None" = None) -> None:
         checked = matcher or self._matcher
         if checked.is_error():
             raise GrammarFailure(plain_message(checked.get_error()))
