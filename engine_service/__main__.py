@@ -19,6 +19,7 @@ import grpc
 import structlog
 from prometheus_client import CollectorRegistry
 
+from engine_service.api.adapter_loader import AdapterLoader
 from engine_service.api.admission import Door
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
@@ -150,9 +151,17 @@ def _add_service(
         clock=time.monotonic,
         ask_to_drain=signals.ask if server.allow_drain_rpc else None,
         allow_step_dumps=server.allow_step_dump_rpc,
+        loader=_adapter_loader(server, handle),
     )
     add_to_server(service, grpc_server)
     return service
+
+
+def _adapter_loader(server: ServerConfig, handle: EngineHandle) -> AdapterLoader | None:
+    """None where calls may not."""
+    if not server.allow_lora_rpc or server.lora_dir is None:
+        return None
+    return AdapterLoader(handle.adapter_calls, server.lora_dir, server.served_model_name)
 
 
 def _facade(server: ServerConfig, handle: EngineHandle, door: Door, tls: ServerTls | None) -> _Facade | None:

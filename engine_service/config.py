@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine_service.byte_sizes import Bytes
+from engine_service.lora_options import named_adapters
 from service_runtime.config import ServiceSettings
 from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
 from service_runtime.logs import LogFormat
@@ -130,6 +131,19 @@ class EngineSettings(ServiceSettings):
         "pays; the text stays the same",
     )
     max_draft_tokens: int = Field(16, ge=1, le=64, description="guessed tokens of a request in a step at most")
+    lora: tuple[str, ...] = Field(
+        (), description="NAME=FOLDER: a LoRA adapter (PEFT format) that requests may name from the start on"
+    )
+    lora_dir: Path | None = Field(
+        None, description="folder whose folders are LoRA adapters that can be loaded by name while the engine runs"
+    )
+    max_loras: int = Field(
+        8, ge=1, le=256, description="LoRA adapters in memory at once; of more, those not in use are read again"
+    )
+    max_lora_rank: int = Field(64, ge=1, le=1024, description="rank of a LoRA adapter at most")
+    allow_lora_rpc: bool = Field(
+        False, description="let whoever reaches the gRPC port load adapters from --lora-dir, and unload adapters"
+    )
     overlap: bool = Field(False, description="plan the next step while the device computes this one")
     check_invariants: bool = Field(
         False,
@@ -258,6 +272,22 @@ class EngineSettings(ServiceSettings):
         return self
 
     @model_validator(mode="after")
+    def _adapters_are_possible(self) -> Self:
+        if self.model_name in dict(named_adapters(self.lora)):
+            raise ValueError(f"--lora names {self.model_name!r}, which is the model itself")
+        if self.lora_dir is not None and not self.lora_dir.is_dir():
+            raise ValueError(f"--lora-dir: {self.lora_dir} is not a folder")
+        if self.allow_lora_rpc and self.lora_dir is None:
+            raise ValueError("--allow-lora-rpc needs --lora-dir, the folder to load from")
+        if not self.lora and self.lora_dir is None:
+            return self
+        if self.tensor_parallel_size > 1:
+            raise ValueError(f"LoRA adapters cannot be shared by --tensor-parallel-size {self.tensor_parallel_size}")
+        if self.simulate is not None:
+            raise ValueError("--simulate computes nothing that LoRA adapters could change")
+        return self
+
+    @model_validator(mode="after")
     def _steps_are_recorded_for_dumps(self) -> Self:
         if self.step_recorder_steps == 0 and (self.allow_step_dump_rpc or self.step_dump_folder is not None):
             flag = "--allow-step-dump-rpc" if self.allow_step_dump_rpc else "--step-dump-folder"
@@ -265,6 +295,11 @@ class EngineSettings(ServiceSettings):
         if self.step_dump_folder is not None and not self.step_dump_folder.is_dir():
             raise ValueError(f"--step-dump-folder: {self.step_dump_folder} is not a folder")
         return self
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def traces(self) -> TraceOptions:

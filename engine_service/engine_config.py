@@ -14,6 +14,7 @@ from engine_service.config import (
     SpeculationName,
     WeightFormatName,
 )
+from engine_service.lora_options import named_adapters
 from service_runtime.logs import LogFormat
 
 DEFAULT_MAX_NUM_REQUESTS = 256
@@ -80,6 +81,15 @@ class RecorderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """`named`: pairs (name, folder) of the start. `max_resident` are in memory at once; 0: none is served."""
+
+    named: tuple[tuple[str, str], ...] = ()
+    max_resident: int = 0
+    max_rank: int = 64
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process is built from."""
 
@@ -88,6 +98,7 @@ class EngineConfig:
     scheduling: SchedulingConfig
     log: LogConfig
     recorder: RecorderConfig
+    lora: LoraConfig = LoraConfig()
 
 
 def engine_config(settings: EngineSettings) -> EngineConfig:
@@ -129,4 +140,11 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
         ),
         LogConfig(settings.log_level, settings.log_format),
         RecorderConfig(settings.step_recorder_steps, settings.step_dump_folder),
+        _lora_config(settings),
     )
+
+
+def _lora_config(settings: EngineSettings) -> LoraConfig:
+    if not settings.lora and settings.lora_dir is None:
+        return LoraConfig()
+    return LoraConfig(named_adapters(settings.lora), settings.max_loras, settings.max_lora_rank)

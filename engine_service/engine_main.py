@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from engine_service.build_adapters import build_adapters
 from engine_service.config import DEFAULT_CPU_KV_CACHE_BYTES, DEFAULT_DEVICE_KV_CACHE_FRACTION, DeviceChoice
 from engine_service.core.admission import EngineLimits, servable_model_len
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
@@ -27,7 +28,7 @@ from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.engine_process import STACK_DUMP_SIGNAL
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.mailbox import EngineMailbox, FrontGone
-from engine_service.loop.messages import EngineFatal, EngineInfo, EngineReady, StartFailed, StartTimes
+from engine_service.loop.messages import AdapterNews, EngineFatal, EngineInfo, EngineReady, StartFailed, StartTimes
 from engine_service.loop.step_dump import StepDump, block_step_dump_signal
 from engine_service.loop.step_recorder import StepRecorder
 from engine_service.loop.warm_up import warm_up
@@ -152,6 +153,7 @@ def build_engine(
             max_draft_tokens=0 if scheduling.speculation == "off" else scheduling.max_draft_tokens,
         )
     )
+    adapters = build_adapters(config.lora, worker, mailbox)
     loop = EngineLoop(
         scheduler,
         worker,
@@ -160,10 +162,12 @@ def build_engine(
         clock=time.monotonic,
         overlap=scheduling.overlap,
         grammars=None if config.model.simulate else _grammar_desk(folder, info, mailbox),
+        adapters=adapters,
         checks_steps=scheduling.check_invariants,
         recorder=recorder,
     )
-    return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats(), times)
+    told = adapters.news() if adapters is not None else AdapterNews()
+    return loop, EngineReady(_engine_info(info, limits, folder, config), scheduler.stats(), times, told)
 
 
 def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, WorkerInfo]:
@@ -230,6 +234,8 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         threads=model.threads,
         tensor_parallel_size=model.tensor_parallel_size,
         cuda=CudaOptions(model.cuda_graph_requests, model.batch_invariant, model.cuda_compile),
+        max_loras=config.lora.max_resident,
+        max_lora_rank=config.lora.max_rank,
     )
 
 

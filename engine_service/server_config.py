@@ -4,6 +4,7 @@ Must not know: gRPC, how the settings are used.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine_service.config import EngineSettings
 from service_runtime.tls_files import ServerTlsFiles
@@ -14,7 +15,8 @@ from service_runtime.trace_options import NO_TRACES, TraceOptions
 class ServerConfig:
     """The front process: addresses, limits of the transport, and how it stops. Times in seconds.
 
-    `vllm_compat_port` None: no facade for gateways. `tls` None: plaintext.
+    `vllm_compat_port` None: no facade for gateways. `tls` None: plaintext. `lora_dir`: where adapters
+    may be loaded from.
     """
 
     served_model_name: str
@@ -35,12 +37,14 @@ class ServerConfig:
     slow_request_s: float
     tls: ServerTlsFiles | None = None
     traces: TraceOptions = NO_TRACES
+    lora_dir: Path | None = None
+    allow_lora_rpc: bool = False
 
 
 def server_config(settings: EngineSettings) -> ServerConfig:
     """The front process's part of the settings."""
     return ServerConfig(
-        settings.served_model_name or settings.model.rstrip("/").rsplit("/", 1)[-1],
+        settings.model_name,
         settings.host,
         settings.port,
         settings.metrics_host,
@@ -58,4 +62,6 @@ def server_config(settings: EngineSettings) -> ServerConfig:
         settings.slow_request_seconds,
         settings.tls,
         settings.traces,
+        settings.lora_dir,
+        settings.allow_lora_rpc,
     )

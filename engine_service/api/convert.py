@@ -12,7 +12,7 @@ from engine_service.api.load_news import LoadFigures
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
 from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import EngineInfo, RequestTiming
+from engine_service.loop.messages import AdapterState, EngineInfo, RequestTiming
 from tokenwire.common.v1 import logprobs_pb2, outcome_pb2, sampling_pb2
 from tokenwire.engine.v1 import engine_pb2
 
@@ -95,7 +95,9 @@ def error_message(refusal: Refusal) -> outcome_pb2.RequestError:
     return message
 
 
-def model_info_message(info: EngineInfo, model_name: str, engine_version: str) -> engine_pb2.GetModelInfoResponse:
+def model_info_message(
+    info: EngineInfo, model_name: str, engine_version: str, adapters: Sequence[AdapterState] = ()
+) -> engine_pb2.GetModelInfoResponse:
     return engine_pb2.GetModelInfoResponse(
         model_name=model_name,
         vocab_size=info.vocab_size,
@@ -110,6 +112,13 @@ def model_info_message(info: EngineInfo, model_name: str, engine_version: str) -
         engine_version=engine_version,
         default_sampling=default_sampling_message(info.default_sampling),
         weights_fingerprint=info.weights_fingerprint,
+        adapters=[adapter_message(each) for each in adapters],
+    )
+
+
+def adapter_message(adapter: AdapterState) -> engine_pb2.LoraAdapter:
+    return engine_pb2.LoraAdapter(
+        name=adapter.name, fingerprint=adapter.fingerprint, rank=adapter.rank, in_memory=adapter.is_resident
     )
 
 

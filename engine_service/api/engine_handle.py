@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from engine_service.api.adapter_calls import AdapterCalls
 from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
@@ -20,7 +21,16 @@ from engine_service.api.step_dumps import StepDumps
 from engine_service.core.admission import EngineLimits
 from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode, RequestNews
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import Abort, EngineInfo, EngineReady, RequestTiming, StepReport, Submit
+from engine_service.loop.messages import (
+    Abort,
+    AdapterNews,
+    AdapterState,
+    EngineInfo,
+    EngineReady,
+    RequestTiming,
+    StepReport,
+    Submit,
+)
 from service_runtime.slow_requests import SlowRequests, never_slow
 
 STARTING = Refusal(RefusalCode.ENGINE_GONE, "the engine is starting", retry_after_s=1.0)
@@ -38,6 +48,7 @@ class Connection:
     commands: CommandSink
     stats: EngineStats
     last_step: float | None = None
+    adapters: tuple[AdapterState, ...] = ()
     step_seconds: float = 0.0  # of all steps
     reason: Refusal = STARTING
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,8 +79,11 @@ class EngineHandle:
         self.draining = asyncio.Event()
         self.kv_feed = KvFeed()
         self.step_dumps = StepDumps()
+        self.adapter_calls = AdapterCalls()
         # Called at each report of the engine, after its figures have been taken over.
         self.report_listeners: list[Callable[[], None]] = []
+        # Called when there are other adapters.
+        self.adapter_listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger()
@@ -114,6 +128,8 @@ class EngineHandle:
             request.tenant,
             request.weight,
             request.name,
+            request.adapter,
+            request.adapter_fingerprint,
         )
         if not connection.commands.send(command):
             return _MAILBOX_FULL
@@ -171,7 +187,7 @@ class EngineHandle:
             info.block_size,
             info.num_blocks,
         )
-        self._connection = Connection(info, limits, commands, ready.stats)
+        self._connection = Connection(info, limits, commands, ready.stats, adapters=ready.adapters.adapters)
         self.pulse.began()
         self._metrics.engine_started(ready, None if self._launched is None else self._clock() - self._launched)
 
@@ -186,6 +202,7 @@ class EngineHandle:
                 live, RequestNews(live.request_id, (), Finish(FinishReason.ERROR, *tokens, 0, error=reason)), None
             )
         self.step_dumps.engine_gone()
+        self.adapter_calls.engine_gone(reason)
         self._metrics.engine_ended()
         connection.reason = reason
         connection.ended.set()
@@ -212,6 +229,8 @@ class EngineHandle:
             self.kv_feed.tell(report.kv_events)
         if report.dump:
             self.step_dumps.tell(report.dump)
+        if report.adapters is not None:
+            self._take_adapters(connection, report.adapters)
         timings = {timing.request_id: timing for timing in report.finished}
         for item in report.news:
             live = self._live.get(item.request_id)
@@ -219,6 +238,12 @@ class EngineHandle:
                 self._deliver(live, item, timings.get(item.request_id))
         self._metrics.observe_report(report)
         for listener in self.report_listeners:
+            listener()
+
+    def _take_adapters(self, connection: Connection, news: AdapterNews) -> None:
+        connection.adapters = news.adapters
+        self.adapter_calls.tell(news.answers)
+        for listener in self.adapter_listeners:
             listener()
 
     def _deliver(self, live: LiveRequest, item: RequestNews, timing: RequestTiming | None) -> None:

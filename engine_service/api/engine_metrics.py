@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from engine_service.api.engine_gauges import PREFIX, EngineFacts, StateGauges
 from engine_service.api.errors import outcome_of
 from engine_service.api.live_request import Submission
+from engine_service.api.lora_metrics import LoraMetrics
 from engine_service.api.work_metrics import REJECTED, EndedRequest, RequestMetrics, StepMetrics
 from engine_service.core.outcome import Finish, Refusal
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import EngineReady, RequestTiming, StepReport, StepTiming
+from engine_service.loop.messages import AdapterNews, EngineReady, RequestTiming, StepReport, StepTiming
 from service_runtime.metrics import Deferred, show_process
 
 # EngineStats field -> counter name and help: cumulative in the engine, added here as differences.
@@ -59,6 +60,7 @@ class EngineMetrics:
             "Time without a finished step while there is work; 0 without work.",
             registry=registry,
         )
+        self._lora = LoraMetrics(registry)
         self._sessions = Gauge(PREFIX + "sessions", "Session streams of tokenizer services.", registry=registry)
         self._last: EngineStats | None = None
 
@@ -73,14 +75,18 @@ class EngineMetrics:
         self._last = ready.stats
         self._facts.show(ready, total_s)
         self._state.show(ready.stats)
+        self._lora.started(ready.adapters)
 
     def engine_ended(self) -> None:
         self._reports.flush()
         self._facts.clear()
+        self._lora.started(AdapterNews())
         self._state.clear()
 
     def observe_report(self, report: StepReport) -> None:
         """Seen by the next reader of the metrics."""
+        if report.adapters is not None:
+            self._lora.show(report.adapters)
         self._reports.add(_Report(report.stats, report.steps, report.finished))
 
     def count_request(self, submission: Submission, finish: Finish) -> None:

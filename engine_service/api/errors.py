@@ -22,6 +22,7 @@ _STATUS = {
     RefusalCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     RefusalCode.ENGINE_GONE: grpc.StatusCode.UNAVAILABLE,
     RefusalCode.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
+    RefusalCode.UNKNOWN_ADAPTER: grpc.StatusCode.NOT_FOUND,
     RefusalCode.FAILED: grpc.StatusCode.INTERNAL,
 }
 
@@ -34,6 +35,7 @@ _REJECTIONS = frozenset(
         RefusalCode.TOO_LATE,
         RefusalCode.DUPLICATE,
         RefusalCode.SHUTTING_DOWN,
+        RefusalCode.UNKNOWN_ADAPTER,
     }
 )
 

@@ -10,8 +10,15 @@ from typing import Any
 import grpc
 
 from engine_service.api import errors
+from engine_service.api.adapter_loader import AdapterLoader, checked_loader
 from engine_service.api.admission import Door
-from engine_service.api.convert import add_prompt_logprobs, generate_response, load_message, model_info_message
+from engine_service.api.convert import (
+    adapter_message,
+    add_prompt_logprobs,
+    generate_response,
+    load_message,
+    model_info_message,
+)
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.kv_changes import change_messages
 from engine_service.api.kv_mirror import MAX_WATCHERS, KvWatchers
@@ -51,6 +58,7 @@ class EngineService:
         session_open_timeout_s: float = SESSION_OPEN_TIMEOUT_SECONDS,
         ask_to_drain: Callable[[float | None], None] | None = None,
         allow_step_dumps: bool = False,
+        loader: AdapterLoader | None = None,
     ) -> None:
         self._door = door
         self._handle = handle
@@ -62,6 +70,7 @@ class EngineService:
         self._ask_to_drain = ask_to_drain
         self.num_sessions = 0
         self._allow_step_dumps = allow_step_dumps
+        self._loader = loader
 
     async def session(
         self,
@@ -172,6 +181,24 @@ class EngineService:
         while (text := await asyncio.to_thread(next, parts, None)) is not None:
             await context.write(engine_pb2.DumpStepsResponse(data=text.encode()))
 
+    async def load_adapter(
+        self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.LoadAdapterResponse:
+        loader = await checked_loader(context, self._loader)
+        loaded = await loader.load(await self._running_engine(context), request.name)
+        if isinstance(loaded, Refusal):
+            await errors.abort(context, loaded)
+        return engine_pb2.LoadAdapterResponse(adapter=adapter_message(loaded))
+
+    async def unload_adapter(
+        self, request: engine_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> engine_pb2.UnloadAdapterResponse:
+        loader = await checked_loader(context, self._loader)
+        refusal = await loader.unload(await self._running_engine(context), request.name)
+        if refusal is not None:
+            await errors.abort(context, refusal)
+        return engine_pb2.UnloadAdapterResponse()
+
     async def drain(
         self, request: engine_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> engine_pb2.DrainResponse:
@@ -189,7 +216,7 @@ class EngineService:
         return connection
 
     def _model_info(self, connection: Connection) -> engine_pb2.GetModelInfoResponse:
-        return model_info_message(connection.info, self._model_name, self._engine_version)
+        return model_info_message(connection.info, self._model_name, self._engine_version, connection.adapters)
 
     def _opened(self, connection: Connection) -> engine_pb2.SessionOpened:
         return engine_pb2.SessionOpened(
@@ -230,6 +257,16 @@ def add_to_server(service: EngineService, server: grpc.aio.Server) -> None:
             _well_formed(service.dump_steps),
             request_parser(pb.DumpStepsRequest),
             pb.DumpStepsResponse.SerializeToString,
+        ),
+        "LoadAdapter": unary(
+            _well_formed(service.load_adapter),
+            request_parser(pb.LoadAdapterRequest),
+            pb.LoadAdapterResponse.SerializeToString,
+        ),
+        "UnloadAdapter": unary(
+            _well_formed(service.unload_adapter),
+            request_parser(pb.UnloadAdapterRequest),
+            pb.UnloadAdapterResponse.SerializeToString,
         ),
         "Drain": unary(
             _well_formed(service.drain), request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString

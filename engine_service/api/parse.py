@@ -35,6 +35,8 @@ class EngineRequest:
     resumed: tuple[int, ...] = ()
     tenant: str = ""
     weight: int = 1
+    adapter: str = ""
+    adapter_fingerprint: str = ""
 
 
 def parse_token_request(
@@ -54,6 +56,8 @@ def parse_token_request(
     try:
         _check_name("request_id", message.request_id)
         _check_name("cache_salt", message.cache_salt)
+        _check_name("adapter", message.adapter)
+        _check_name("adapter_fingerprint", message.adapter_fingerprint)
         _check_name("tenant", message.tenant, MAX_TENANT_CHARACTERS)
         _check_name("trace", message.trace.traceparent, MAX_TRACE_CHARACTERS)
         _check_name("trace", message.trace.tracestate, MAX_TRACE_CHARACTERS)
@@ -83,6 +87,8 @@ def parse_token_request(
         resumed,
         message.tenant,
         weight,
+        message.adapter,
+        message.adapter_fingerprint,
     )
 
 

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from engine_service.api import errors
+from engine_service.api.adapter_feed import AdapterFeed
 from engine_service.api.admission import Door
 from engine_service.api.convert import add_prompt_logprobs, load_news_message, request_output
 from engine_service.api.engine_handle import Connection, EngineHandle
@@ -90,6 +91,7 @@ class Session:
         self._has_news = asyncio.Event()
         self._must_say_draining = False
         self._load = LoadNews(handle, self._has_news.set)
+        self._adapters = AdapterFeed(handle, self._has_news.set)
         self._tells_load = False
         self._heartbeat = HeartbeatWatch(None)
         self._has_room = asyncio.Event()
@@ -139,7 +141,7 @@ class Session:
         draining = asyncio.create_task(self._watch_draining())
         silent = asyncio.create_task(self._heartbeat.wait_silent())
         try:
-            with self._load.listening() if self._tells_load else nullcontext():
+            with self._adapters.listening(), self._load.listening() if self._tells_load else nullcontext():
                 done, _ = await asyncio.wait({reader, writer, ended, silent}, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
                 await self._write_last_words(writer)
@@ -250,6 +252,9 @@ class Session:
             load = self._load.take()
             if load is not None:
                 await self._context.write(engine_pb2.SessionResponse(load=load_news_message(load)))
+            adapters = self._adapters.take()
+            if adapters is not None:
+                await self._context.write(engine_pb2.SessionResponse(adapters=adapters))
             if not self._unread:
                 self._all_written.set()
 

@@ -29,6 +29,7 @@ class RefusalCode(Enum):
     SHUTTING_DOWN = "shutting_down"  # another replica may serve it
     ENGINE_GONE = "engine_gone"
     DUPLICATE = "duplicate"  # a live request has this id
+    UNKNOWN_ADAPTER = "unknown_adapter"  # this engine has none of that name, or another content
     FAILED = "failed"  # this request's own failure
 
 
@@ -47,6 +48,9 @@ NO_GRAMMARS = Refusal(
     "structured output is not available: the model has no tokenizer that grammars can use",
     "request.sampling.structured_output",
 )
+
+
+NO_ADAPTERS = Refusal(RefusalCode.UNKNOWN_ADAPTER, "this engine serves no adapters", "adapter")
 
 
 @dataclass(frozen=True, slots=True)

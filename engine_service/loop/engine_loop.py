@@ -3,25 +3,37 @@
 Must not know: torch, gRPC, how a plan is made or executed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine_service.core.admission import EngineLimits, check_request, check_resumed
 from engine_service.core.family import Family, sampling_of
-from engine_service.core.outcome import NO_GRAMMARS, Finish, FinishReason, Refusal, RefusalCode, RequestNews
+from engine_service.core.outcome import (
+    NO_ADAPTERS,
+    NO_GRAMMARS,
+    Finish,
+    FinishReason,
+    Refusal,
+    RefusalCode,
+    RequestNews,
+)
 from engine_service.core.plan import Plan
 from engine_service.core.request import Request
 from engine_service.core.scheduler import Scheduler
 from engine_service.core.stats import EngineStats
+from engine_service.loop.adapter_desk import AdapterDesk
 from engine_service.loop.grammar_desk import GrammarDesk
 from engine_service.loop.messages import (
     Abort,
+    AdapterNews,
     DumpSteps,
+    LoadAdapter,
     Ping,
     Shutdown,
     StepReport,
     StepTiming,
     Submit,
+    UnloadAdapter,
     WatchKvEvents,
 )
 from engine_service.loop.request_timings import RequestTimings
@@ -57,12 +69,14 @@ class EngineLoop:
         clock: Clock,
         overlap: bool,
         grammars: GrammarDesk | None = None,
+        adapters: AdapterDesk | None = None,
         checks_steps: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        """Without `grammars` a request with a structured output is refused. `recorder` is told of every step.
+        """Without `grammars` a request with a structured output is refused, without `adapters` one with an adapter.
 
-        `checks_steps`: the scheduler's invariants are checked after each step, which is slow and for tests.
+        `recorder` is told of every step. `checks_steps`: the scheduler's invariants are checked after each step, which
+        is slow and for tests.
         """
         self._scheduler = scheduler
         self._worker = worker
@@ -71,6 +85,7 @@ class EngineLoop:
         self._clock = clock
         self._overlap = overlap
         self._grammars = grammars
+        self._adapters = adapters
         self._checks_steps = checks_steps
         self._recorder: Recorder = recorder or NullRecorder()
         self._timings = RequestTimings()
@@ -127,14 +142,19 @@ class EngineLoop:
                 case Abort():
                     for request_id in command.request_ids:
                         self._scheduler.abort(request_id, command.cause)
-                        if self._grammars is not None:
-                            self._grammars.abort(request_id, command.cause)
+                        for desk in (self._grammars, self._adapters):
+                            if desk is not None:
+                                desk.abort(request_id, command.cause)
                 case WatchKvEvents():
                     self._scheduler.watch_kv_events(command.is_on, command.with_tokens)
                 case Ping():
                     self._was_asked = True
                 case DumpSteps():
                     self._recorder.begin_dump(command.number, command.last_steps)
+                case LoadAdapter() if self._adapters is not None:
+                    self._adapters.load(command)
+                case UnloadAdapter() if self._adapters is not None:
+                    self._adapters.unload(command)
                 case Shutdown():
                     self._is_stopping = True
                 case _:
@@ -147,10 +167,7 @@ class EngineLoop:
             len(command.token_ids), command.resumed, command.sampling.max_tokens, self._limits
         )
         if refusal is None:
-            if command.sampling.structured_output is None:
-                refusal = self._scheduler.submit(*_samples(command, now))
-            else:
-                refusal = NO_GRAMMARS if self._grammars is None else self._grammars.accept(command, now)
+            refusal = self._take_in(command, now)
         for request_id in range(command.request_id, command.request_id + command.samples):
             if refusal is None:
                 self._timings.arrived(request_id, now)
@@ -158,8 +175,32 @@ class EngineLoop:
             else:
                 self._refused.append(_refused(request_id, len(command.token_ids), refusal))
 
+    def _take_in(self, command: Submit, now: float) -> Refusal | None:
+        """To its adapter, if it wants one; then on."""
+        if not command.adapter:
+            return self._queue(command, now)
+        accepted = NO_ADAPTERS if self._adapters is None else self._adapters.accept(command, now)
+        return self._queue(accepted, now) if isinstance(accepted, Submit) else accepted
+
+    def _queue(self, command: Submit, arrived: float) -> Refusal | None:
+        """To the scheduler, by way of the grammars if it has one."""
+        if command.sampling.structured_output is None:
+            return self._scheduler.submit(*_samples(command, arrived))
+        return NO_GRAMMARS if self._grammars is None else self._grammars.accept(command, arrived)
+
     def _take_decided(self, now: float) -> None:
-        """The requests whose grammar is compiled join the queue; those that wait in vain end."""
+        """The requests whose adapter is there or whose grammar is compiled go on; those that wait in vain end."""
+        for decided in () if self._adapters is None else self._adapters.decided(now):
+            command = decided.command
+            refusal = decided.refusal or self._queue(command, decided.arrived)
+            for request_id in range(command.request_id, command.request_id + command.samples):
+                cause = decided.aborted.get(request_id)
+                if refusal is not None:
+                    self._refused.append(_refused(request_id, len(command.token_ids), cause or refusal))
+                elif cause is not None:
+                    self._scheduler.abort(request_id, cause)
+                    if self._grammars is not None:
+                        self._grammars.abort(request_id, cause)
         for decided in () if not self._grammars else self._grammars.decided(now):
             command = decided.command
             refusal = decided.refusal or self._scheduler.submit(*_samples(command, decided.arrived))
@@ -171,8 +212,9 @@ class EngineLoop:
                     self._scheduler.abort(request_id, cause)
 
     def _next_deadline(self) -> float | None:
-        desk = None if self._grammars is None else self._grammars.next_deadline()
-        return min((time for time in (self._scheduler.next_deadline(), desk) if time is not None), default=None)
+        owners = (self._scheduler, self._grammars, self._adapters)
+        times = [owner.next_deadline() for owner in owners if owner is not None]
+        return min((time for time in times if time is not None), default=None)
 
     def _close(self) -> None:
         if self._grammars is not None:
@@ -198,7 +240,8 @@ class EngineLoop:
         self._refused.clear()
         kv_events = self._scheduler.take_kv_events()
         piece = self._recorder.next_piece()
-        if not (news or steps or kv_events or piece or self._was_asked):
+        adapters = None if self._adapters is None else self._settle_adapters(self._adapters, news)
+        if not (news or steps or kv_events or piece or adapters or self._was_asked):
             return None
         self._was_asked = False
         finished = self._timings.settle(news, self._clock())
@@ -206,8 +249,14 @@ class EngineLoop:
             self._recorder.ended(news)
         stats = self._scheduler.stats()
         dump = () if piece is None else (piece,)
-        self._mailbox.publish(StepReport(news, stats, steps, finished, kv_events, dump))
+        self._mailbox.publish(StepReport(news, stats, steps, finished, kv_events, dump, adapters))
         return stats
+
+    def _settle_adapters(self, desk: AdapterDesk, news: Sequence[RequestNews]) -> AdapterNews | None:
+        for item in news:
+            if item.finish is not None:
+                desk.ended(item.request_id)
+        return desk.take_news()
 
 
 def _samples(command: Submit, now: float) -> list[Request]:
@@ -226,6 +275,7 @@ def _samples(command: Submit, now: float) -> list[Request]:
             resumed=command.resumed,
             tenant=command.tenant,
             weight=command.weight,
+            adapter=command.adapter_number,
         )
         for place in range(command.samples)
     ]

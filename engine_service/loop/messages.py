@@ -26,7 +26,8 @@ class Submit:
 
     It is `samples` requests of one prompt, with ids request_id, request_id + 1, ... and seeds seed, seed + 1, ...
     (wrapping at int64). A lower `priority` is served earlier; within one, `tenant`s share by `weight`. `resumed`: see
-    `Request`; then there is one sample. `name` is what its sender calls it.
+    `Request`; then there is one sample. `name` is what its sender calls it. `adapter` is one that the engine knows by
+    this name, with the content of `adapter_fingerprint` if that is given; its number is the engine process's own.
     """
 
     request_id: int
@@ -40,6 +41,9 @@ class Submit:
     tenant: str = ""
     weight: int = 1
     name: str = ""
+    adapter: str = ""
+    adapter_fingerprint: str = ""
+    adapter_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,44 @@ class DumpSteps:
     last_steps: int | None = None
 
 
-Command = Submit | Abort | WatchKvEvents | Ping | DumpSteps | Shutdown
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """From now on the name means the adapter in the folder. A report answers, by the ticket."""
+
+    ticket: int
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """The name means nothing any more. A report answers, by the ticket."""
+
+    ticket: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """One that requests may name. `is_resident`: in memory; else it is read when a request wants it."""
+
+    name: str
+    fingerprint: str
+    rank: int
+    is_resident: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNews:
+    """All adapters there are, and answers (ticket, why not). `loads` into memory and `evictions` only grow."""
+
+    adapters: tuple[AdapterState, ...] = ()
+    answers: tuple[tuple[int, Refusal | None], ...] = ()
+    loads: int = 0
+    evictions: int = 0
+
+
+Command = Submit | Abort | WatchKvEvents | Ping | DumpSteps | LoadAdapter | UnloadAdapter | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +163,7 @@ class EngineReady:
     info: EngineInfo
     stats: EngineStats
     times: StartTimes = StartTimes()
+    adapters: AdapterNews = AdapterNews()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +225,21 @@ class StepReport:
     finished: tuple[RequestTiming, ...] = ()
     kv_events: tuple[KvEvent, ...] = ()
     dump: tuple[DumpPiece, ...] = ()
+    adapters: AdapterNews | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples pickle several times faster than one dataclass per request.
         news = tuple(_plain(item) for item in self.news)
         steps = tuple(_step_values(step) for step in self.steps)
-        return _rebuild, (news, _stats_values(self.stats), steps, self.finished, self.kv_events, self.dump)
+        return _rebuild, (
+            news,
+            _stats_values(self.stats),
+            steps,
+            self.finished,
+            self.kv_events,
+            self.dump,
+            self.adapters,
+        )
 
 
 def _plain(news: RequestNews) -> tuple[Any, ...]:
@@ -217,8 +268,9 @@ def _rebuild(
     finished: tuple[RequestTiming, ...],
     kv_events: tuple[KvEvent, ...],
     dump: tuple[DumpPiece, ...] = (),
+    adapters: AdapterNews | None = None,
 ) -> StepReport:
     # Most news are without log probabilities, and then need none of the work for them.
     rebuilt = tuple(RequestNews(*item) if len(item) == _PLAIN_FIELDS else _news(*item) for item in news)
     timings = tuple(StepTiming(*step) for step in steps)
-    return StepReport(rebuilt, EngineStats(*stats), timings, finished, kv_events, dump)
+    return StepReport(rebuilt, EngineStats(*stats), timings, finished, kv_events, dump, adapters)

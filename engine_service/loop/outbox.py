@@ -4,12 +4,12 @@ Must not know: sockets, gRPC, torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_service.core.kv_events import KvEventLog
 from engine_service.core.outcome import Finish, PositionLogprobs, RequestNews
 from engine_service.core.stats import EngineStats
-from engine_service.loop.messages import RequestTiming, StepReport, StepTiming
+from engine_service.loop.messages import AdapterNews, RequestTiming, StepReport, StepTiming
 from engine_service.loop.step_recorder import DumpPiece
 
 # Those of steps feed histograms only: past this many unread ones the rest of a stall is left out.
@@ -49,6 +49,7 @@ class Outbox:
         self._finished: list[RequestTiming] = []
         self._kv_events = KvEventLog()
         self._dump: tuple[DumpPiece, ...] = ()
+        self._adapters: AdapterNews | None = None
 
     def add(self, report: StepReport) -> None:
         for item in report.news:
@@ -57,6 +58,9 @@ class Outbox:
         if report.dump:
             # What a dump before has left unread is of no use to the one who began this.
             self._dump = (*(piece for piece in self._dump if piece.number == report.dump[0].number), *report.dump)
+        if report.adapters is not None:
+            before = () if self._adapters is None else self._adapters.answers
+            self._adapters = replace(report.adapters, answers=before + report.adapters.answers)
         self._stats = report.stats
         self._steps.extend(report.steps[: MAX_UNREAD_TIMINGS - len(self._steps)])
         self._finished.extend(report.finished)  # one for each request at most
@@ -67,6 +71,7 @@ class Outbox:
             return None
         news = tuple(unread.news(request_id) for request_id, unread in self._news.items())
         timings = tuple(self._steps), tuple(self._finished)
-        report = StepReport(news, self._stats, *timings, self._kv_events.take(), self._dump)
+        report = StepReport(news, self._stats, *timings, self._kv_events.take(), self._dump, self._adapters)
         self._news, self._stats, self._steps, self._finished, self._dump = {}, None, [], [], ()
+        self._adapters = None
         return report

@@ -54,7 +54,7 @@ class ModelRunner(Protocol):
         ...
 
     def install_adapter(self, number: int, adapter: Adapter) -> None:
-        """Steps may name the adapter by this number, which was never used before; 1 or more."""
+        """Steps may name the adapter by this number, which none has now; 1 or more."""
         ...
 
     def drop_adapter(self, number: int) -> None:

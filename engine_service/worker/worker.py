@@ -164,7 +164,7 @@ class Worker:
         return read_adapter(folder, self._adapter_rules.shapes, self._adapter_rules.max_rank)
 
     def install_adapter(self, number: int, adapter: Adapter) -> None:
-        """Requests may have the adapter from now on, by this number, which was never used before; 1 or more."""
+        """Requests may have the adapter from now on, by this number, which none has now; 1 or more."""
         with torch.inference_mode():
             self._runner.install_adapter(number, adapter)
 

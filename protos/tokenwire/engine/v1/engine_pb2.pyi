@@ -38,6 +38,8 @@ class TokenRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; at most 256
     characters. Used in logs and by Abort. Empty: the engine makes one.
@@ -58,6 +60,12 @@ class TokenRequest(_message.Message):
     """The tenant's part of the engine, relative to the others': 1..1000. What its
     latest request says counts. Unset: 1.
     """
+    adapter: _builtins.str
+    """Name of a LoRA adapter that changes the model for this request. NOT_FOUND
+    where there is none. Empty and unset: the model itself.
+    """
+    adapter_fingerprint: _builtins.str
+    """The adapter has to have this content: NOT_FOUND otherwise. Unset: any."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -95,11 +103,17 @@ class TokenRequest(_message.Message):
         tenant: _builtins.str | None = ...,
         weight: _builtins.int | None = ...,
         trace: Global___TraceContext | None = ...,
+        adapter: _builtins.str | None = ...,
+        adapter_fingerprint: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_trace", b"_trace", "_weight", b"_weight", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "trace", b"trace", "weight", b"weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_adapter_fingerprint", b"_adapter_fingerprint", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_trace", b"_trace", "_weight", b"_weight", "adapter", b"adapter", "adapter_fingerprint", b"adapter_fingerprint", "cache_salt", b"cache_salt", "priority", b"priority", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "trace", b"trace", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_trace", b"_trace", "_weight", b"_weight", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resumed_token_ids", b"resumed_token_ids", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "trace", b"trace", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_adapter_fingerprint", b"_adapter_fingerprint", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_tenant", b"_tenant", "_timeout", b"_timeout", "_trace", b"_trace", "_weight", b"_weight", "adapter", b"adapter", "adapter_fingerprint", b"adapter_fingerprint", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resumed_token_ids", b"resumed_token_ids", "sampling", b"sampling", "tenant", b"tenant", "timeout", b"timeout", "trace", b"trace", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
+    _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
+    _WhichOneofReturnType__adapter_fingerprint: _TypeAlias = _typing.Literal["adapter_fingerprint"]  # noqa: Y015
+    _WhichOneofArgType__adapter_fingerprint: _TypeAlias = _typing.Literal["_adapter_fingerprint", b"_adapter_fingerprint"]  # noqa: Y015
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
@@ -112,6 +126,10 @@ class TokenRequest(_message.Message):
     _WhichOneofArgType__trace: _TypeAlias = _typing.Literal["_trace", b"_trace"]  # noqa: Y015
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_fingerprint) -> _WhichOneofReturnType__adapter_fingerprint | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
@@ -301,7 +319,8 @@ class WatchKvEventsResponse(_message.Message):
       digest(n) = the first 16 bytes of key(n)
 
     The length is in bytes, as 8 bytes; the salt is UTF-8, without one it is
-    empty; a token is 8 bytes. Numbers are little-endian. Only full blocks of
+    empty, and of a request with an adapter it is the bytes ED A0 80, the
+    adapter's fingerprint, ED A0 80 and then the salt; a token is 8 bytes. Numbers are little-endian. Only full blocks of
     `block_size` tokens are named.
     """
 
@@ -392,6 +411,7 @@ class SessionResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
     @_builtins.property
@@ -404,6 +424,10 @@ class SessionResponse(_message.Message):
         changed.
         """
 
+    @_builtins.property
+    def adapters(self) -> Global___LoraAdapters:
+        """All that there are, when they have changed since `opened`."""
+
     def __init__(
         self,
         *,
@@ -411,12 +435,13 @@ class SessionResponse(_message.Message):
         step: Global___StepOutputs | None = ...,
         draining: Global___EngineDraining | None = ...,
         load: Global___EngineLoad | None = ...,
+        adapters: Global___LoraAdapters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "event", b"event", "load", b"load", "opened", b"opened", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "step", "draining", "load"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "step", "draining", "load", "adapters"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -848,6 +873,7 @@ class GetModelInfoResponse(_message.Message):
     ENGINE_VERSION_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name that clients use."""
     vocab_size: _builtins.int
@@ -879,6 +905,10 @@ class GetModelInfoResponse(_message.Message):
         above both).
         """
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """That requests may name."""
+
     def __init__(
         self,
         *,
@@ -895,14 +925,139 @@ class GetModelInfoResponse(_message.Message):
         engine_version: _builtins.str = ...,
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
         weights_fingerprint: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    IN_MEMORY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    fingerprint: _builtins.str
+    """Hex digest over its files: adapters with the same one give the same tokens."""
+    rank: _builtins.int
+    in_memory: _builtins.bool
+    """Otherwise it is read when a request wants it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        in_memory: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "in_memory", b"in_memory", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
+
+@_typing.final
+class LoraAdapters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]: ...
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapters: _TypeAlias = LoraAdapters  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___LoraAdapter: ...
+    def __init__(
+        self,
+        *,
+        adapter: Global___LoraAdapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):

@@ -75,6 +75,16 @@ class EngineServiceStub(object):
                 request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tokenwire.engine.v1.EngineService/LoadAdapter',
+                request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tokenwire.engine.v1.EngineService/UnloadAdapter',
+                request_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -146,6 +156,24 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """From now on requests may name the adapter that lies in the folder of this
+        name, below the one that the operator has set. The same name again reads it
+        again: running requests keep what they have. PERMISSION_DENIED unless the
+        operator allows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """The name means nothing from now on; running requests keep their adapter.
+        NOT_FOUND for one that means nothing. PERMISSION_DENIED as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +216,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.DumpSteps,
                     request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.FromString,
                     response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -407,6 +445,60 @@ class EngineService(object):
             '/tokenwire.engine.v1.EngineService/DumpSteps',
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsRequest.SerializeToString,
             tokenwire_dot_engine_dot_v1_dot_engine__pb2.DumpStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.engine.v1.EngineService/LoadAdapter',
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.engine.v1.EngineService/UnloadAdapter',
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            tokenwire_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

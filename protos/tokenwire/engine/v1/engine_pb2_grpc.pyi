@@ -64,6 +64,16 @@ class EngineServiceStub:
     in parts: request ids and numbers, neither tokens nor text. One call at a
     time. Refused with PERMISSION_DENIED unless the operator allows it.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.LoadAdapterRequest, _engine_pb2.LoadAdapterResponse]
+    """From now on requests may name the adapter that lies in the folder of this
+    name, below the one that the operator has set. The same name again reads it
+    again: running requests keep what they have. PERMISSION_DENIED unless the
+    operator allows it.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterResponse]
+    """The name means nothing from now on; running requests keep their adapter.
+    NOT_FOUND for one that means nothing. PERMISSION_DENIED as above.
+    """
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -100,6 +110,16 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """The engine's last steps as one JSON file in the Chrome trace event format,
     in parts: request ids and numbers, neither tokens nor text. One call at a
     time. Refused with PERMISSION_DENIED unless the operator allows it.
+    """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.LoadAdapterRequest, _engine_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """From now on requests may name the adapter that lies in the folder of this
+    name, below the one that the operator has set. The same name again reads it
+    again: running requests keep what they have. PERMISSION_DENIED unless the
+    operator allows it.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """The name means nothing from now on; running requests keep their adapter.
+    NOT_FOUND for one that means nothing. PERMISSION_DENIED as above.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -182,6 +202,28 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         """The engine's last steps as one JSON file in the Chrome trace event format,
         in parts: request ids and numbers, neither tokens nor text. One call at a
         time. Refused with PERMISSION_DENIED unless the operator allows it.
+        """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _engine_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.LoadAdapterResponse, _abc.Awaitable[_engine_pb2.LoadAdapterResponse]]:
+        """From now on requests may name the adapter that lies in the folder of this
+        name, below the one that the operator has set. The same name again reads it
+        again: running requests keep what they have. PERMISSION_DENIED unless the
+        operator allows it.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _engine_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.UnloadAdapterResponse, _abc.Awaitable[_engine_pb2.UnloadAdapterResponse]]:
+        """The name means nothing from now on; running requests keep their adapter.
+        NOT_FOUND for one that means nothing. PERMISSION_DENIED as above.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
