@@ -58,6 +58,8 @@ def parse_token_request(
         _check_name("cache_salt", message.cache_salt)
         _check_name("adapter", message.adapter)
         _check_name("adapter_fingerprint", message.adapter_fingerprint)
+        if message.adapter_fingerprint and not message.adapter:
+            raise Invalid("adapter_fingerprint", "adapter_fingerprint is set, but no adapter is named")
         _check_name("tenant", message.tenant, MAX_TENANT_CHARACTERS)
         _check_name("trace", message.trace.traceparent, MAX_TRACE_CHARACTERS)
         _check_name("trace", message.trace.tracestate, MAX_TRACE_CHARACTERS)

@@ -31,6 +31,10 @@ class _Waiting:
     aborted: dict[int, Refusal] = field(default_factory=dict)
 
     @property
+    def is_given_up(self) -> bool:
+        return len(self.aborted) == self.command.samples
+
+    @property
     def deadline(self) -> float:
         timeout_s = self.command.timeout_s
         return self.arrived + (MAX_WAIT_S if timeout_s is None else min(timeout_s, MAX_WAIT_S))
@@ -51,9 +55,9 @@ class AdapterDesk:
         self._has_changed = False
 
     def add(self, name: str, folder: str, adapter: ReadAdapter) -> None:
-        """Of the start, before there are requests."""
+        """Of the start, before there are requests: the first ones are in memory."""
         known = self._shelf.add(name, folder, adapter)
-        if not known.is_resident and self._shelf.reserve():
+        if not known.is_resident and self._shelf.reserve(may_evict=False):
             self._shelf.install(known, adapter)
 
     def accept(self, command: Submit, now: float) -> Submit | Refusal | None:
@@ -172,7 +176,7 @@ class AdapterDesk:
         """In the order of arrival, as far as there is room."""
         for waiting in self._waiting.values():
             known = waiting.known
-            if known.is_resident or known in self._reading:
+            if known.is_resident or known in self._reading or waiting.is_given_up:
                 continue
             if not self._shelf.reserve():
                 return
@@ -181,7 +185,7 @@ class AdapterDesk:
 
     def _decide(self, waiting: _Waiting, now: float) -> Decided | None:
         command, arrived, aborted = waiting.command, waiting.arrived, waiting.aborted
-        if len(aborted) == command.samples:
+        if waiting.is_given_up:
             return Decided(command, arrived, next(iter(aborted.values())), aborted)
         if waiting.known.is_resident:
             return Decided(_with(command, waiting.known), arrived, None, aborted)

@@ -84,9 +84,13 @@ class AdapterShelf:
         self._leaving.add(known)
         self._see_off(known)
 
-    def reserve(self) -> bool:
-        """Keeps a place for one more in the worker, which `install` or `give_up` ends; False: all are in use."""
-        if self._num_resident() + self._reserved >= self.max_resident and not self._evict():
+    def reserve(self, *, may_evict: bool = True) -> bool:
+        """Keeps a place for one more in the worker, which `install` or `give_up` ends; False: there is none.
+
+        With `may_evict` an idle adapter makes room.
+        """
+        is_full = self._num_resident() + self._reserved >= self.max_resident
+        if is_full and not (may_evict and self._evict()):
             return False
         self._reserved += 1
         return True

@@ -15,6 +15,7 @@ import pytest
 from tests.fixtures.adapters import FOUR, PeftReference, write_adapter
 from tests.fixtures.checkpoints import HIST_VOCAB, write_hist
 from tests.fixtures.engine_process import EngineProcess, started_engine
+from tests.fixtures.scripted_engine import scripted_service
 from tokenwire.common.v1 import sampling_pb2
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
@@ -189,13 +190,16 @@ async def test_a_session_is_told_when_adapters_change(engine: EngineProcess) -> 
         await unload(stub, "grey")
 
 
-async def test_without_permission_nothing_changes(model: Path, folder: Path) -> None:
-    with started_engine(model, "--num-blocks=64", f"--lora-dir={folder}") as engine:
-        async with connected(engine) as stub:
-            for call in (load, unload):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call(stub, "red")
-                assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+async def test_without_permission_nothing_changes() -> None:
+    async with scripted_service() as engine:
+        stub = engine.stub
+        for call in (load, unload):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(stub, "red")
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(grpc.aio.AioRpcError, match="serves no adapters") as refused:
+            await generate(stub, "red")
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_start_with_a_bad_adapter_says_which(model: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_environment_and_flags() -> None:
 def test_every_setting_reaches_a_composed_object() -> None:
     """No flag is accepted and forgotten."""
     engine, server = engine_config(load()), server_config(load())
-    parts = [engine.model, engine.cache, engine.scheduling, engine.log, engine.recorder, server]
+    parts = [engine.model, engine.cache, engine.scheduling, engine.log, engine.recorder, engine.lora, server]
     names = {field.name for part in parts for field in fields(part)}
     renamed = {
         "model": "reference",
@@ -85,6 +85,9 @@ def test_every_setting_reaches_a_composed_object() -> None:
         "otlp_endpoint": "traces",
         "trace_sample_ratio": "traces",
         "log_level": "level",
+        "lora": "named",
+        "max_loras": "max_resident",
+        "max_lora_rank": "max_rank",
     }
     assert {renamed.get(name, name) for name in EngineSettings.model_fields} == names
 
@@ -139,3 +142,33 @@ def test_unknown_variable_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         load(environment={"TOKENWIRE_ENGINE_PROT": "1"})
     assert "TOKENWIRE_ENGINE_PROT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lora", "red"], "NAME=FOLDER"),
+        (["--lora", "red="], "NAME=FOLDER"),
+        (["--lora", "../red=x"], "NAME=FOLDER"),
+        (["--lora", "red=x", "--lora", "red=y"], "twice"),
+        (["--lora", "tiny=x", "--served-model-name", "tiny"], "the model itself"),
+        (["--lora-dir", "/nowhere/at/all"], "not a folder"),
+        (["--allow-lora-rpc"], "needs --lora-dir"),
+        (["--lora", "red=x", "--tensor-parallel-size", "2"], "tensor-parallel-size 2"),
+        (["--lora", "red=x", "--simulate", "file"], "--simulate"),
+        (["--max-loras", "0"], "max-loras"),
+        (["--max-lora-rank", "0"], "max-lora-rank"),
+    ],
+)
+def test_adapters_that_cannot_be(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(*flags)
+    assert words in capsys.readouterr().err
+
+
+def test_adapters_by_flag_and_environment() -> None:
+    assert engine_config(load()).lora.max_resident == 0
+    lora = engine_config(load("--lora", "a=x", "--lora", "b=y=z", "--max-loras", "3")).lora
+    assert (lora.named, lora.max_resident) == ((("a", "x"), ("b", "y=z")), 3)
+    environment = {"TOKENWIRE_ENGINE_LORA": "a=x,b=y"}
+    assert engine_config(load(environment=environment)).lora.named == (("a", "x"), ("b", "y"))

@@ -260,6 +260,7 @@ def test_every_refusal_has_a_status() -> None:
         RefusalCode.CANCELLED: "CANCELLED",
         RefusalCode.DEADLINE: "DEADLINE_EXCEEDED",
         RefusalCode.TOO_LATE: "DEADLINE_EXCEEDED",
+        RefusalCode.UNKNOWN_ADAPTER: "NOT_FOUND",
         RefusalCode.SHUTTING_DOWN: "UNAVAILABLE",
         RefusalCode.ENGINE_GONE: "UNAVAILABLE",
         RefusalCode.DUPLICATE: "ALREADY_EXISTS",
