@@ -3,8 +3,10 @@
 Must not know: timing, the worker's queue of plans.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,8 +18,10 @@ from engine_service.worker.config import WorkerConfig
 from engine_service.worker.ranks import RankPool
 from engine_service.worker.worker import build_batch
 
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}
-"""Of the norm of a position's logits. Rounding alone makes 0.02 in bfloat16 over 30 layers."""
+LEAST_TOLERANCE = 1e-3
+TIMES_TRANSFORMERS = 1.5
+"""How far rounding moves logits depends on the model: transformers' own run in the same dtype is the yardstick. So many
+times its largest error against float32 may ours be."""
 
 _DECODES = 12
 _BUDGET = 300
@@ -25,8 +29,9 @@ _BUDGET = 300
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """`largest_error` over all positions, relative to the logits' norm; `others`: positions whose best token differs
-    although transformers' two best are further apart than the tolerance."""
+    """`largest_error` over all positions, of the logits against transformers in float32, relative to their norm;
+    `tolerance` follows from what transformers itself loses in the model's dtype. `others`: positions whose best token
+    differs although the two best in float32 are further apart than the tolerance."""
 
     model: str
     attention: str
@@ -75,17 +80,27 @@ def check_equality(
     forward = Forward(loaded, config, pool)
     seen = _generate(forward, prompts, pool)
     forward.close()
-    errors, others = [], 0
-    tolerance = TOLERANCES[loaded.facts.dtype]
-    for prompt, logits in zip(prompts, seen, strict=True):
-        expected = _of_transformers(model, [*prompt, *logits.argmax(-1).tolist()[:-1]], len(logits))
-        difference = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
-        errors += difference.tolist()
-        best = expected.topk(2).values
-        is_clear = best[:, 0] - best[:, 1] > tolerance * expected.abs().amax(-1)
-        others += int((is_clear & (logits.argmax(-1) != expected.argmax(-1))).sum())
-    largest = max(errors, key=lambda error: float("inf") if error != error else error)
-    return Equality(model.name, attention, len(errors), largest, tolerance, others)
+    sequences = [[*prompt, *logits.argmax(-1).tolist()[:-1]] for prompt, logits in zip(prompts, seen, strict=True)]
+    counts = [len(logits) for logits in seen]
+    with model.as_transformers_has_it() as bare:
+        own = torch.cat([_logits(bare, tokens, count) for tokens, count in zip(sequences, counts, strict=True)])
+        exact = copy.deepcopy(bare).float()
+    expected = torch.cat([_logits(exact, tokens, count) for tokens, count in zip(sequences, counts, strict=True)])
+    return _compare(model.name, attention, torch.cat(seen), own, expected)
+
+
+def _compare(name: str, attention: str, ours: torch.Tensor, own: torch.Tensor, expected: torch.Tensor) -> Equality:
+    """All float32 [positions, vocabulary]: of the backend, of transformers in the same dtype and in float32."""
+    tolerance = max(LEAST_TOLERANCE, TIMES_TRANSFORMERS * _largest_error(own, expected))
+    best = expected.topk(2).values
+    is_clear = best[:, 0] - best[:, 1] > tolerance * expected.abs().amax(-1)
+    others = int((is_clear & (ours.argmax(-1) != expected.argmax(-1))).sum())
+    return Equality(name, attention, len(ours), _largest_error(ours, expected), tolerance, others)
+
+
+def _largest_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """NaN if one is."""
+    return float(((logits - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
 
 
 def _generate(forward: Forward, prompts: Sequence[Sequence[int]], pool: RankPool) -> list[torch.Tensor]:
@@ -130,9 +145,9 @@ def _plans(prompts: Sequence[Sequence[int]], pool: RankPool) -> Iterable[Plan]:
 _GREEDY = SamplingParams(max_tokens=1_000_000, seed=0, temperature=0.0, ignore_eos=True)
 
 
-def _of_transformers(model: CheckedModel, tokens: list[int], count: int) -> torch.Tensor:
-    """Logits float32 [count, vocabulary] at the last positions."""
-    with model.as_transformers_has_it() as bare, torch.inference_mode():
+def _logits(bare: Any, tokens: list[int], count: int) -> torch.Tensor:
+    """Of a transformers model: float32 [count, vocabulary] at the last positions."""
+    with torch.inference_mode():
         ids = torch.tensor([tokens], device=bare.device)
         logits: torch.Tensor = bare(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
         return logits.float()

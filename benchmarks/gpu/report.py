@@ -43,7 +43,7 @@ class Report:
             words = "equal to transformers" if equality.holds else "NOT EQUAL to transformers"
             found.append(
                 f"{words}: {equality.model}, {equality.attention}: {equality.positions} positions, largest error "
-                f"{equality.largest_error:.4f} (at most {equality.tolerance}), {equality.others} other best tokens"
+                f"{equality.largest_error:.4f} (at most {equality.tolerance:.4f}), {equality.others} other best tokens"
             )
         if self.tests is not None:
             found += [f"gpu tests: {'passed' if self.tests.passed else 'FAILED'}", self.tests.output]
