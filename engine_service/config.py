@@ -80,6 +80,11 @@ class EngineSettings(ServiceSettings):
     weight_format: WeightFormatName = Field(
         "plain", description="plain, or int4: weight-only, faster for a few requests at a time, lossy"
     )
+    measure_weight_error: bool = Field(
+        True,
+        description="measure at the start what lossy weights do to the logits; takes the time and, for a moment, the "
+        "memory of loading the model once more",
+    )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="token positions per KV block (default: the backend's choice)"
     )

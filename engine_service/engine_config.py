@@ -37,6 +37,7 @@ class ModelConfig:
     cuda_graph_requests: int = 512
     batch_invariant: bool = False
     cuda_compile: bool = False
+    measure_weight_error: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def engine_config(settings: EngineSettings) -> EngineConfig:
             settings.cuda_graph_requests,
             settings.batch_invariant,
             settings.cuda_compile,
+            settings.measure_weight_error,
         ),
         CacheConfig(
             settings.block_size,

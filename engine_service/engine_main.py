@@ -9,6 +9,7 @@ import secrets
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ from engine_service.config import DEFAULT_CPU_KV_CACHE_BYTES, DEFAULT_DEVICE_KV_
 from engine_service.core.admission import EngineLimits, servable_model_len
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
+from engine_service.core.weight_report import WeightReport
 from engine_service.embedded_model import PreparationFailed, prepare_default_model
 from engine_service.engine_config import EngineConfig, ModelConfig
 from engine_service.generation_config import read_sampling_defaults
@@ -180,8 +182,16 @@ def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, Worke
 
     worker_config = _worker_config(config, folder)
     built = build_worker(worker_config, _start_ranks(worker_config, config))
+    _report_weights(built.info.weights)
     needs_thread = config.scheduling.overlap and not built.runs_ahead
     return ThreadedWorker(built) if needs_thread else built, built.info
+
+
+def _report_weights(weights: WeightReport | None) -> None:
+    """One event for weights that are not simply the checkpoint's."""
+    if weights is not None and (weights.error is not None or weights.source != "plain"):
+        error = {} if weights.error is None else asdict(weights.error)
+        structlog.get_logger().info("weights", source=weights.source, kept=weights.kept, **error)
 
 
 def _start_ranks(worker: WorkerConfig, config: EngineConfig) -> OtherRanks | None:
@@ -236,6 +246,7 @@ def _worker_config(config: EngineConfig, folder: Path) -> WorkerConfig:
         cuda=CudaOptions(model.cuda_graph_requests, model.batch_invariant, model.cuda_compile),
         max_loras=config.lora.max_resident,
         max_lora_rank=config.lora.max_rank,
+        measure_weight_error=model.measure_weight_error,
     )
 
 
@@ -284,6 +295,7 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         kv_block_bytes=info.kv_bytes_per_block,
         max_waiting_requests=config.scheduling.max_waiting_requests,
         step_token_budget=config.scheduling.step_token_budget,
+        weights=info.weights,
     )
 
 

@@ -5,6 +5,7 @@ Must not know: gRPC calls, validation, what is running.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from engine_service.api.errors import grpc_status
 from engine_service.api.live_request import Unread
@@ -12,6 +13,7 @@ from engine_service.api.load_news import LoadFigures
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, Refusal
 from engine_service.core.sampling import SamplingDefaults
 from engine_service.core.stats import EngineStats
+from engine_service.core.weight_report import WeightReport
 from engine_service.loop.messages import AdapterState, EngineInfo, RequestTiming
 from tokenwire.common.v1 import logprobs_pb2, outcome_pb2, sampling_pb2
 from tokenwire.engine.v1 import engine_pb2
@@ -113,6 +115,7 @@ def model_info_message(
         default_sampling=default_sampling_message(info.default_sampling),
         weights_fingerprint=info.weights_fingerprint,
         adapters=[adapter_message(each) for each in adapters],
+        weights=None if info.weights is None else _weights_message(info.weights),
     )
 
 
@@ -120,6 +123,11 @@ def adapter_message(adapter: AdapterState) -> engine_pb2.LoraAdapter:
     return engine_pb2.LoraAdapter(
         name=adapter.name, fingerprint=adapter.fingerprint, rank=adapter.rank, in_memory=adapter.is_resident
     )
+
+
+def _weights_message(weights: WeightReport) -> engine_pb2.WeightReport:
+    error = None if weights.error is None else engine_pb2.LogitError(**asdict(weights.error))
+    return engine_pb2.WeightReport(source=weights.source, kept=weights.kept, error=error)
 
 
 def default_sampling_message(defaults: SamplingDefaults) -> sampling_pb2.SamplingParams:

@@ -13,6 +13,7 @@ from engine_service.core.outcome import Finish, PositionLogprobs, Refusal, Reque
 from engine_service.core.plan import Plan
 from engine_service.core.sampling import NEUTRAL_DEFAULTS, SamplingDefaults, SamplingParams
 from engine_service.core.stats import EngineStats
+from engine_service.core.weight_report import WeightReport
 from engine_service.loop.step_recorder import DumpPiece
 
 _PLAIN_FIELDS = 3  # of a RequestNews without log probabilities and cached tokens
@@ -148,6 +149,7 @@ class EngineInfo:
     kv_block_bytes: int = 0
     max_waiting_requests: int = 0
     step_token_budget: int = 0
+    weights: WeightReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

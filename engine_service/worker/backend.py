@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from engine_service.core.weight_report import WeightReport
 from engine_service.worker.attention import BlockCopies
 from engine_service.worker.config import Device, WorkerConfig
 from engine_service.worker.input_batch import StepInput
@@ -43,6 +44,11 @@ class StepLogits:
 
 class ModelRunner(Protocol):
     """A loaded model with its KV pool; one step at a time."""
+
+    @property
+    def weights(self) -> WeightReport | None:
+        """How the weights are kept, where the runner knows."""
+        ...
 
     def run(self, step: StepInput, *, best_only: bool) -> StepLogits:
         """Compute the step's tokens and store their KV. `best_only`: a backend that fills `best` may leave the

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from engine_service.core.weight_report import WeightReport
+
 
 class ModelDtype(Enum):
     """Arithmetic of the model and of its KV cache; `AUTO` is the checkpoint's own."""
@@ -49,7 +51,8 @@ class WorkerConfig:
     given (the fraction is of the memory that is free once the model is loaded). `max_num_requests` and
     `step_token_budget` bound one plan. `threads` 0 is automatic. `backend` is "auto" or a name
     of the registry. At most `max_loras` LoRA adapters are in memory, of rank `max_lora_rank` at most; 0: none is
-    served. `tensor_parallel_size` ranks share the model; memory is that of each rank, `threads` of all.
+    served. With `measure_weight_error` what lossy weights do to the logits is measured at the start.
+    `tensor_parallel_size` ranks share the model; memory is that of each rank, `threads` of all.
     """
 
     model_folder: Path
@@ -69,6 +72,7 @@ class WorkerConfig:
     cuda: CudaOptions = CudaOptions()
     max_loras: int = 0
     max_lora_rank: int = 64
+    measure_weight_error: bool = True
 
     def __post_init__(self) -> None:
         """Raise ValueError with field and number for a setting out of range."""
@@ -114,3 +118,4 @@ class WorkerInfo:
     num_blocks: int
     kv_bytes_per_block: int
     prefill_per_decode: int
+    weights: WeightReport | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine_service.core.weight_report import LogitError, WeightReport
 from engine_service.worker.attention import BlockCopies
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.checkpoint import (
@@ -31,14 +32,22 @@ from engine_service.worker.kernels.cpu_model import (
     kv_bytes_per_block,
     weight_format_refusal,
 )
-from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
+from engine_service.worker.kernels.decoder_shape import (
+    DecoderShape,
+    Unsupported,
+    decoder_shape,
+    num_weights,
+    rotary_tables,
+)
 from engine_service.worker.kernels.fused_adapter import fuse_adapter, linear_shapes
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
+from engine_service.worker.memory import free_memory
 from engine_service.worker.plain_config import read_plain_config
+from engine_service.worker.quantized.checkpoint import QuantizedCheckpoint, open_checkpoint
 from engine_service.worker.transfer import DirectTransfer, Transfer
-from engine_service.worker.weight_error import NUM_TOKENS, POOL, measure_error
+from engine_service.worker.weight_error import NUM_TEXTS, POOL, TEXT_TOKENS, measure_error
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = {ModelDtype.FLOAT32: torch.float32, ModelDtype.BFLOAT16: torch.bfloat16, ModelDtype.FLOAT16: torch.float16}
@@ -109,7 +118,8 @@ def _read_fused(config: WorkerConfig, team: ThreadTeam) -> "FusedModel | Unsuppo
     reason = weight_format_refusal(shape, dtype, config.weight_format)
     if reason is not None:
         return Unsupported(reason)
-    return FusedModel(facts, model_config, shape, Checkpoint(config.model_folder), team, config.weight_format)
+    checkpoint = open_checkpoint(config.model_folder, dtype)
+    return FusedModel(facts, model_config, shape, checkpoint, team, config.weight_format, config.measure_weight_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +129,10 @@ class FusedModel:
     facts: ModelFacts
     config: Any
     shape: DecoderShape
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | QuantizedCheckpoint
     team: ThreadTeam
     weight_format: WeightFormat
+    measures_error: bool
     name = "cpu"
     device = torch.device("cpu")
     default_block_size = GROUP_SLOTS
@@ -145,36 +156,57 @@ class FusedModel:
         return DirectTransfer(self.device)
 
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
-        model = self._pack(PoolSize(num_blocks, block_size), max_model_len, self.weight_format)
-        if self.weight_format is not WeightFormat.PLAIN:
-            self._report_error(model)
+        pool = PoolSize(num_blocks, block_size)
+        model = self._pack(pool, max_model_len, self.weight_format, self.facts.dtype)
+        weights = self._report(model, pool)
         unread = [name for name in self.checkpoint.never_read if not name.endswith(_DERIVED)]
         refuse_keys("unexpected", [name for name in unread if not (self.shape.tied_head and name == "lm_head.weight")])
-        return FusedRunner(model, self.team, self.facts.dtype)
+        return FusedRunner(model, self.team, self.facts.dtype, weights)
 
-    def _pack(self, pool: PoolSize, positions: int, weight_format: WeightFormat) -> CpuModel:
+    def _pack(self, pool: PoolSize, positions: int, weight_format: WeightFormat, dtype: torch.dtype) -> CpuModel:
         rotary = rotary_tables(self.config, positions)
+        source = self.checkpoint
+        weights = source.in_dtype(dtype) if isinstance(source, QuantizedCheckpoint) else source
         try:
-            return CpuModel(self.checkpoint, self.shape, rotary, pool, self.facts.dtype, self.team, weight_format)
+            return CpuModel(weights, self.shape, rotary, pool, dtype, self.team, weight_format)
         except KeyError as missing:
             refuse_keys("missing", [str(missing.args[0])])
             raise
 
-    def _report_error(self, packed: CpuModel) -> None:
-        """Says in the log what the lossy format does to this model's logits. `packed` has served nothing yet."""
-        plain = self._pack(POOL, NUM_TOKENS, WeightFormat.PLAIN)
-        error = measure_error(plain, packed, first_token=self.config.bos_token_id or 0)
-        plain.close()
-        _LOG.warning(
-            "weights kept as %s: logits differ by %.4f (relative to %s); same best token at %.1f %% of %d positions",
-            *(self.weight_format.value, error.relative, self.facts.dtype, 100 * error.same_best, NUM_TOKENS),
-        )
+    def _report(self, packed: CpuModel, pool: PoolSize) -> WeightReport:
+        """`packed` has served nothing yet."""
+        is_plain = self.weight_format is WeightFormat.PLAIN
+        kept = str(self.facts.dtype).removeprefix("torch.") if is_plain else self.weight_format.value
+        if not isinstance(self.checkpoint, QuantizedCheckpoint):
+            error = None if is_plain else self._measure(packed, pool, self.facts.dtype)
+            return WeightReport("plain", kept, error)
+        is_exact = is_plain and self.facts.dtype is torch.float32
+        error = None if is_exact else self._measure(packed, pool, torch.float32)
+        return WeightReport(self.checkpoint.scheme.summary, kept, error)
+
+    def _measure(self, packed: CpuModel, pool: PoolSize, dtype: torch.dtype) -> LogitError | None:
+        """Against the same weights in `dtype`. None, and said so, where that is not wanted or takes too much memory."""
+        if not self.measures_error:
+            return None
+        needed, free = num_weights(self.shape) * dtype.itemsize, free_memory(Device.CPU)
+        if needed > free or pool.num_blocks < NUM_TEXTS:
+            _LOG.warning(
+                "the error of the weights is not measured: the reference takes %d bytes of %d that are free, "
+                "and %d KV blocks of %d",
+                *(needed, free, NUM_TEXTS, pool.num_blocks),
+            )
+            return None
+        reference = self._pack(POOL, TEXT_TOKENS, WeightFormat.PLAIN, dtype)
+        error = measure_error(reference, packed, self.config.bos_token_id or 0, pool.block_size)
+        reference.close()
+        return error
 
 
 class FusedRunner:
     """One call of the C++ decoder a step."""
 
-    def __init__(self, model: CpuModel, team: ThreadTeam, dtype: torch.dtype) -> None:
+    def __init__(self, model: CpuModel, team: ThreadTeam, dtype: torch.dtype, weights: WeightReport) -> None:
+        self.weights: WeightReport | None = weights
         self._model = model
         self._team = team
         self._dtype = dtype

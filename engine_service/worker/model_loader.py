@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine_service.worker.backend import ModelFacts
@@ -23,6 +23,8 @@ from engine_service.worker.checkpoint import (
 )
 from engine_service.worker.config import ModelDtype
 from engine_service.worker.paged_model import ATTENTION_NAME, PagedModel, StepModel, register_attention
+from engine_service.worker.quantized.checkpoint import open_checkpoint
+from engine_service.worker.quantized.scheme import read_scheme
 
 _LOG = logging.getLogger(__name__)
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -83,9 +85,10 @@ def serve_model(model: Any, device: torch.device, eos_token_ids: tuple[int, ...]
 
 def _load_weights(folder: Path, config: Any, dtype: ModelDtype, ranks: int) -> Any:
     """The bare transformers model on the CPU; refuses weights that do not fit the architecture."""
+    loader, source = _weight_source(folder, config, dtype, ranks)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
+        model, report = loader.from_pretrained(
+            **source,
             config=config,
             dtype=dtype.value,
             attn_implementation=ATTENTION_NAME,
@@ -103,6 +106,26 @@ def _load_weights(folder: Path, config: Any, dtype: ModelDtype, ranks: int) -> A
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         refuse_keys(kind.removesuffix("_keys"), sorted(str(name) for name in report.get(kind) or ()))
     return model
+
+
+def _weight_source(folder: Path, config: Any, dtype: ModelDtype, ranks: int) -> tuple[Any, dict[str, Any]]:
+    """Who loads, and the folder, or what a quantized one holds, dequantised: for quantized ones transformers would ask
+    for a package of each format."""
+    scheme = read_scheme(folder)
+    if scheme is None:
+        return AutoModelForCausalLM, {"pretrained_model_name_or_path": folder}
+    if ranks > 1:
+        raise UnsupportedModelError(f"quantized weights ({scheme.summary}) are not split over {ranks} ranks")
+    _LOG.warning("quantized weights (%s) are dequantised", scheme.summary)
+    own = getattr(config, "dtype", None) or torch.float32
+    checkpoint = open_checkpoint(folder, own if dtype is ModelDtype.AUTO else getattr(torch, dtype.value))
+    for part in (config, config.get_text_config(decoder=True)):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"transformers has no causal language model of type {config.model_type}")
+    model_type = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model_type, {"pretrained_model_name_or_path": None, "state_dict": dict(checkpoint)}
 
 
 def _share(ranks: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_service.core.weight_report import WeightReport
 from engine_service.worker.attention import AttentionBackend, AttentionKind, BlockCopies, KvGeometry
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner, StepLogits
 from engine_service.worker.config import Device, WorkerConfig
@@ -78,6 +79,8 @@ class GenericModel:
 
 class GenericRunner:
     """One forward pass of the transformers model a step."""
+
+    weights: WeightReport | None = None
 
     def __init__(self, model: StepModel, attention: AttentionBackend) -> None:
         self._model = model

@@ -1,58 +1,60 @@
-"""What a lossy weight format does to the logits: measured on the model itself, on text it wrote.
+"""What lossy weights do to the logits: measured on the model itself, on texts that it wrote.
 
 Must not know: how weights are packed, requests.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from engine_service.core.weight_report import LogitError
 from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, CpuModel, PoolSize, StepBatch
 
-NUM_TOKENS = 64
-# Room for the measured text, and nothing more.
-POOL = PoolSize(NUM_TOKENS // GROUP_SLOTS, GROUP_SLOTS)
+NUM_TEXTS = 4
+TEXT_TOKENS = 16
+# Room for the measured texts, and nothing more.
+POOL = PoolSize(NUM_TEXTS, GROUP_SLOTS)
 
 
-@dataclass(frozen=True, slots=True)
-class LogitError:
-    """`relative`: norm of the difference over the norm of the plain logits. `same_best`: share of positions
-    where both find the same best token."""
-
-    relative: float
-    same_best: float
-
-
-def measure_error(plain: CpuModel, packed: CpuModel, first_token: int) -> LogitError:
-    """Both models read what the plain one writes greedily after `first_token`, in the first blocks of their pools."""
-    tokens = _write(plain, first_token)
-    expected, got = (model.step(_whole(tokens)).logits.clone() for model in (plain, packed))
-    relative = float((got - expected).norm() / expected.norm())
-    same = (got.argmax(-1) == expected.argmax(-1)).float().mean()
-    return LogitError(relative, float(same))
-
-
-def _write(model: CpuModel, first_token: int) -> list[int]:
-    tokens = [first_token]
-    while len(tokens) < NUM_TOKENS:
-        output = model.step(_chunk(tokens[-1:], len(tokens) - 1, sample_rows=[0]), want_logits=False)
-        tokens.append(int(output.best[0]))
-    return tokens
+def measure_error(reference: CpuModel, packed: CpuModel, first_token: int, packed_block_size: int) -> LogitError:
+    """Both models read what the reference writes greedily after `first_token` and after three more tokens, evenly
+    spread over the vocabulary, in the first blocks of their pools. Some twenty steps of at most 64 tokens."""
+    texts = _write(reference, first_token)
+    expected = reference.step(_batch(texts, 0, POOL.block_size)).logits.clone()
+    got = packed.step(_batch(texts, 0, packed_block_size)).logits
+    difference = (got - expected).abs()
+    ours, theirs = got.log_softmax(-1), expected.log_softmax(-1)
+    return LogitError(
+        reference=str(reference.dtype).removeprefix("torch."),
+        positions=texts.numel(),
+        relative=float(difference.norm() / expected.norm()),
+        largest=float(difference.max()),
+        mean=float(difference.mean()),
+        divergence=float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
+        same_best=float((got.argmax(-1) == expected.argmax(-1)).float().mean()),
+    )
 
 
-def _whole(tokens: list[int]) -> StepBatch:
-    return _chunk(tokens, 0, sample_rows=list(range(len(tokens))))
+def _write(model: CpuModel, first_token: int) -> torch.Tensor:
+    """int64 [texts, tokens]."""
+    vocabulary = model.shape.vocabulary
+    firsts = [(first_token + text * vocabulary // NUM_TEXTS) % vocabulary for text in range(NUM_TEXTS)]
+    texts = torch.tensor(firsts).unsqueeze(1)
+    while texts.shape[1] < TEXT_TOKENS:
+        output = model.step(_batch(texts[:, -1:], texts.shape[1] - 1, POOL.block_size), want_logits=False)
+        texts = torch.cat([texts, output.best.unsqueeze(1)], dim=1)
+    return texts
 
 
-def _chunk(tokens: list[int], start: int, sample_rows: list[int]) -> StepBatch:
-    """One request whose blocks are 0, 1, 2, ...: a position is its own slot."""
-    positions = torch.arange(start, start + len(tokens))
+def _batch(tokens: torch.Tensor, start: int, block_size: int) -> StepBatch:
+    """Tokens [texts, count] at `start` of each; text number n has block n. All of them sample."""
+    texts, count = tokens.shape
+    positions = torch.arange(start, start + count).repeat(texts)
+    blocks = torch.arange(texts)
     return StepBatch(
-        input_ids=torch.tensor(tokens),
+        input_ids=tokens.flatten().contiguous(),
         positions=positions,
-        slot_mapping=positions.clone(),
-        block_tables=torch.arange(POOL.num_blocks, dtype=torch.int32).unsqueeze(0),
-        query_start=torch.tensor([0, len(tokens)], dtype=torch.int32),
-        seq_lens=torch.tensor([start + len(tokens)], dtype=torch.int32),
-        sample_rows=torch.tensor(sample_rows),
+        slot_mapping=positions + blocks.repeat_interleave(count) * block_size,
+        block_tables=blocks.int().unsqueeze(1),
+        query_start=(torch.arange(texts + 1) * count).int(),
+        seq_lens=torch.full((texts,), start + count, dtype=torch.int32),
+        sample_rows=torch.arange(texts * count),
     )

@@ -330,6 +330,7 @@ def assemble_worker(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks
     runner = loaded.build(block_size, size.num_blocks, size.max_model_len)
     sampler = Sampler(facts.vocab_size, loaded.device, loaded.row_draw, transfer.upload)
     grammars = RowGrammars(facts.vocab_size, facts.eos_token_ids, time.thread_time)
+    info = replace(info, weights=runner.weights)
     return Worker(info, runner, batch, sampler, grammars, ranks, transfer, rules)
 
 

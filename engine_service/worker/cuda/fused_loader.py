@@ -10,7 +10,6 @@ import torch
 
 from engine_service.worker.backend import ModelFacts
 from engine_service.worker.checkpoint import (
-    Checkpoint,
     check_files,
     max_positions,
     read_config,
@@ -22,6 +21,7 @@ from engine_service.worker.cuda.fused_model import FusedDecoder
 from engine_service.worker.cuda.pieces import Pieces
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.plain_config import read_plain_config
+from engine_service.worker.quantized.checkpoint import open_checkpoint
 
 _DTYPES = {ModelDtype.FLOAT32: torch.float32, ModelDtype.BFLOAT16: torch.bfloat16, ModelDtype.FLOAT16: torch.float16}
 # Tensors that some checkpoints carry although they follow from the configuration.
@@ -45,7 +45,7 @@ def load_fused(
         architecture=(model_config.architectures or [model_config.model_type])[0],
         dtype=_DTYPES.get(config.dtype, model_config.dtype or torch.float32),
     )
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder, facts.dtype)
     try:
         decoder = fused_decoder(checkpoint, model_config, shape, facts, device, pieces)
     except KeyError as missing:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_service.core.weight_report import WeightReport
 from engine_service.worker.attention import BlockCopies
 from engine_service.worker.backend import StepLogits
 from engine_service.worker.cuda.attention import PagedAttention
@@ -30,6 +31,8 @@ class GraphPlan:
 
 class CudaRunner:
     """One forward pass a step. Without a `plan` there are no graphs."""
+
+    weights: WeightReport | None = None
 
     def __init__(self, model: StepModel, attention: PagedAttention, plan: GraphPlan | None) -> None:
         self._model = model

@@ -116,6 +116,7 @@ class CpuModel:
         """Packs `weights` layer by layer, so a lazy mapping never holds the model twice; `rotary` are the
         tables of `rotary_tables`, whose length bounds the positions. KeyError for a missing weight."""
         self.shape = shape
+        self.dtype = dtype
         self._team = team
         self._library = team.library
         config = _config_struct(shape, pool, len(rotary[0]), weight_format)

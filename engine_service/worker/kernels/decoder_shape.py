@@ -87,6 +87,13 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def num_weights(shape: DecoderShape) -> int:
+    """Numbers in the matrices of a decoder of that shape, embeddings and head included."""
+    attention = (2 * shape.query_heads + 2 * shape.kv_heads) * shape.head_size
+    layer = shape.hidden * (attention + 3 * shape.intermediate)
+    return shape.layers * layer + (1 if shape.tied_head else 2) * shape.vocabulary * shape.hidden
+
+
 def rotary_tables(config: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine float32 [positions, head size / 2], with the model's attention factor in them."""
     frequencies, factor = _frequencies(config)

@@ -111,7 +111,9 @@ _PARSERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensor
 _MISSING = object()
 
 
-def _one_of(given: Mapping[str, Any], name: str, values: tuple[Any, ...], default: Any = _MISSING, place: str = "") -> Any:
+def _one_of(
+    given: Mapping[str, Any], name: str, values: tuple[Any, ...], default: Any = _MISSING, place: str = ""
+) -> Any:
     value = given.get(name, default)
     # 1 == True, so the kinds are compared, too.
     if not any(type(value) is type(wanted) and value == wanted for wanted in values):

@@ -85,11 +85,35 @@ def test_int4_is_refused_where_it_cannot_be(tmp_path: Path, settings: dict[str, 
         build(write_hist(tmp_path), weight_format=WeightFormat.INT4, **settings)
 
 
-def test_int4_reports_its_error_and_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_int4_reports_its_error_and_runs(tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
     )
     folder = write_random_model(tmp_path, tf.LlamaForCausalLM, config)
-    build(folder, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4)
-    assert "weights kept as int4: logits differ by 0." in caplog.text
+    weights = build(folder, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4).info.weights
+    assert weights is not None
+    assert weights.error is not None
+    assert (weights.source, weights.kept) == ("plain", "int4")
+    assert (weights.error.reference, weights.error.positions) == ("bfloat16", 64)
+    assert 0.0 < weights.error.mean < weights.error.largest
+    # Random weights lie on no grid: four bits lose much of them.
+    assert 0.0 < weights.error.relative < 0.6
+    assert 0.0 < weights.error.divergence < 1.0
+    assert 0.3 < weights.error.same_best <= 1.0
+
+
+def test_what_keeps_the_error_of_weights_from_being_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_hist(tmp_path, dtype="bfloat16")
+    settings: dict[str, object] = {"dtype": ModelDtype.BFLOAT16, "weight_format": WeightFormat.INT4}
+    unwanted = build(folder, measure_weight_error=False, **settings).info.weights
+    assert unwanted is not None
+    assert unwanted.error is None
+    assert "not measured" not in caplog.text
+    monkeypatch.setattr("engine_service.worker.cpu_backend.free_memory", lambda _device: 1000)
+    too_large = build(folder, **settings).info.weights
+    assert too_large is not None
+    assert too_large.error is None
+    assert "the error of the weights is not measured: the reference takes" in caplog.text

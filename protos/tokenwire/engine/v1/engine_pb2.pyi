@@ -874,6 +874,7 @@ class GetModelInfoResponse(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name that clients use."""
     vocab_size: _builtins.int
@@ -909,6 +910,10 @@ class GetModelInfoResponse(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """That requests may name."""
 
+    @_builtins.property
+    def weights(self) -> Global___WeightReport:
+        """Unset: the backend does not say."""
+
     def __init__(
         self,
         *,
@@ -926,14 +931,90 @@ class GetModelInfoResponse(_message.Message):
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
         weights_fingerprint: _builtins.str = ...,
         adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        weights: Global___WeightReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "block_size", b"block_size", "default_sampling", b"default_sampling", "dtype", b"dtype", "engine_version", b"engine_version", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "max_num_requests", b"max_num_requests", "model_name", b"model_name", "num_blocks", b"num_blocks", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights", b"weights", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class WeightReport(_message.Message):
+    """How the weights of the layers are kept, and what that does to the logits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Of the checkpoint: "plain", or such as "gptq, 4 bits, groups of 128"."""
+    kept: _builtins.str
+    """"int4", or a number type."""
+    @_builtins.property
+    def error(self) -> Global___LogitError:
+        """Measured at the start. Unset: there is none, or it was not measured."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        kept: _builtins.str = ...,
+        error: Global___LogitError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kept", b"kept", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightReport: _TypeAlias = WeightReport  # noqa: Y015
+
+@_typing.final
+class LogitError(_message.Message):
+    """Differences to the reference's logits, over tokens that the model wrote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    RELATIVE_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_FIELD_NUMBER: _builtins.int
+    SAME_BEST_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """Number type of the reference."""
+    positions: _builtins.int
+    relative: _builtins.float
+    """Norm of the difference over the norm of the reference's logits."""
+    largest: _builtins.float
+    mean: _builtins.float
+    divergence: _builtins.float
+    """Mean Kullback-Leibler divergence from the reference, nats."""
+    same_best: _builtins.float
+    """Share of positions with the same best token."""
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+        positions: _builtins.int = ...,
+        relative: _builtins.float = ...,
+        largest: _builtins.float = ...,
+        mean: _builtins.float = ...,
+        divergence: _builtins.float = ...,
+        same_best: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["divergence", b"divergence", "largest", b"largest", "mean", b"mean", "positions", b"positions", "reference", b"reference", "relative", b"relative", "same_best", b"same_best"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitError: _TypeAlias = LogitError  # noqa: Y015
 
 @_typing.final
 class LoraAdapter(_message.Message):

@@ -1,0 +1,149 @@
+"""Quantized checkpoints through the backends against transformers with the weights that they mean."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from engine_service.core.sampling import SamplingParams
+from engine_service.core.weight_report import LogitError, WeightReport
+from engine_service.worker.checkpoint import UnsupportedModelError
+from engine_service.worker.config import ModelDtype, WorkerConfig
+from engine_service.worker.kernels.build import default_folder, prepare_best_library
+from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model
+from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
+from engine_service.worker.quantized.checkpoint import open_checkpoint
+from engine_service.worker.weight_error import POOL, measure_error
+from engine_service.worker.worker import Worker, build_worker
+from tests.fixtures.checkpoints import greedy_of
+from tests.fixtures.plan_driver import Job, PlanDriver, at_most
+from tests.fixtures.quantized import FORMATS, write_quantized
+from tests.unit.kernels.batches import Requests
+
+PROMPTS = ([1, 17, 99, 4, 58], [3, 140, 22], [77, 8, 8, 31, 120, 64, 2, 90, 11])
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def team() -> ThreadTeam:
+    library = prepare_best_library(default_folder(), print)
+    assert isinstance(library, Path)
+    return ThreadTeam(KernelLibrary(library), 1)
+
+
+def _worker(folder: Path, **settings: Any) -> Worker:
+    return build_worker(WorkerConfig(model_folder=folder, num_blocks=16, threads=1, **settings))
+
+
+def _texts(worker: Worker) -> list[list[int]]:
+    params = SamplingParams(max_tokens=COUNT, seed=0, temperature=0.0)
+    return PlanDriver(worker).run([Job(list(prompt), params) for prompt in PROMPTS], at_most(4))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_and_texts_are_those_of_the_dequantised_model(tmp_path: Path, name: str, team: ThreadTeam) -> None:
+    """float32 throughout: sums of some hundred products in another order, hence 2e-4 of the largest logit."""
+    reference = write_quantized(tmp_path, name)
+    weights, config = open_checkpoint(tmp_path, torch.float32), AutoConfig.from_pretrained(tmp_path)
+    built = build_cpu_model(weights, config, PoolSize(8, 16), torch.float32, 64, team)
+    assert isinstance(built, CpuModel)
+    requests = Requests(8)
+    request = requests.add(tuple(PROMPTS[2]))
+    got = built.step(requests.batch([(request, len(PROMPTS[2]))], sample_all=True)).logits
+    with torch.inference_mode():
+        expected = reference(torch.tensor([PROMPTS[2]])).logits[0]
+    assert (got - expected).abs().max() < 2e-4 * expected.abs().max()
+    assert _texts(_worker(tmp_path)) == [greedy_of(reference, prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+@pytest.mark.parametrize("name", ["gptq-act-order", "awq", "integers"])
+def test_texts_of_other_backends(tmp_path: Path, name: str, backend: str) -> None:
+    reference = write_quantized(tmp_path, name)
+    assert _texts(_worker(tmp_path, backend=backend)) == [greedy_of(reference, prompt, COUNT) for prompt in PROMPTS]
+
+
+def test_a_model_differs_in_nothing_from_itself(tmp_path: Path, team: ThreadTeam) -> None:
+    """Also with other blocks; and a scaled copy differs by what it is scaled by."""
+    model = write_quantized(tmp_path, "awq")
+    weights = model.state_dict()
+    reference = build_cpu_model(weights, model.config, POOL, torch.float32, 64, team)
+    same = build_cpu_model(weights, model.config, PoolSize(8, 32), torch.float32, 64, team)
+    larger = {**weights, "lm_head.weight": weights["lm_head.weight"] * 1.25}
+    scaled = build_cpu_model(larger, model.config, PoolSize(8, 32), torch.float32, 64, team)
+    assert isinstance(reference, CpuModel)
+    assert isinstance(same, CpuModel)
+    assert isinstance(scaled, CpuModel)
+    assert measure_error(reference, same, 1, 32) == LogitError("float32", 64, 0.0, 0.0, 0.0, 0.0, 1.0)
+    error = measure_error(reference, scaled, 1, 32)
+    assert error.relative == pytest.approx(0.25, rel=1e-4)
+    assert error.same_best == 1.0
+    assert error.divergence > 0.0
+
+
+def test_the_error_of_rounding_to_bfloat16_is_told(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "gptq")
+    weights = _worker(tmp_path, dtype=ModelDtype.BFLOAT16).info.weights
+    assert weights is not None
+    assert weights.error is not None
+    assert (weights.source, weights.kept) == ("gptq, 4 bits, groups of 32", "bfloat16")
+    assert 0.0 < weights.error.relative < 0.05
+    exact = _worker(tmp_path).info.weights
+    assert exact == WeightReport("gptq, 4 bits, groups of 32", "float32", None)
+
+
+def test_half_precision_checkpoints_are_served_in_bfloat16_when_asked(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "gptq", dtype="float16")
+    info = _worker(tmp_path, dtype=ModelDtype.BFLOAT16).info
+    assert (info.backend, info.dtype) == ("cpu", "bfloat16")
+
+
+def _change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        weights.pop(name, None)
+        if tensor is not None:
+            weights[name] = tensor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize(
+    ("part", "tensor", "said"),
+    [
+        ("scales", torch.zeros(3, 128), f"weights of {LAYER} do not fit: scales has to be 2 x 128, not 3 x 128"),
+        ("qzeros", None, f"weights of {LAYER} do not fit: qzeros is missing"),
+        ("qweight", None, "weight"),
+        ("extra", torch.zeros(2), f"1 unexpected keys: {LAYER}.extra"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, backend: str, part: str, tensor: torch.Tensor | None, said: str) -> None:
+    write_quantized(tmp_path, "gptq")
+    _change(tmp_path, **{f"{LAYER}.{part}": tensor})
+    with pytest.raises(ValueError, match=said):
+        _worker(tmp_path, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_what_is_not_known_is_refused_by_field(tmp_path: Path, backend: str) -> None:
+    write_quantized(tmp_path, "gptq")
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config.quant_method is 'bitsandbytes'"):
+        _worker(tmp_path, backend=backend)
+
+
+def test_a_configuration_without_its_tensors_is_refused(tmp_path: Path) -> None:
+    reference = write_quantized(tmp_path, "gptq")
+    weights = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"quantized \(gptq, 4 bits, groups of 32\), but no qweight is there"):
+        _worker(tmp_path)
