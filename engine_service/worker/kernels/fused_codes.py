@@ -26,9 +26,9 @@ class FusedCodes:
     scales: torch.Tensor
     zeros: torch.Tensor
 
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "FusedCodes":
-        """A change of rows, of all three alike."""
-        return FusedCodes(*(change(part).contiguous() for part in (self.codes, self.scales, self.zeros)))
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.codes, self.scales, self.zeros
 
 
 def codes_refusal(scheme: Scheme, shape: DecoderShape) -> str | None:
@@ -43,26 +43,24 @@ def codes_refusal(scheme: Scheme, shape: DecoderShape) -> str | None:
 
 
 def fuse_codes(checkpoint: QuantizedCheckpoint, layer: int, shape: DecoderShape) -> dict[str, FusedCodes]:
-    """By the names of `FusedLayer`. KeyError if a matrix is missing; UnsupportedModelError for one whose codes do not
-    fit, with the reason."""
+    """By the names of `fuse_matrices`. KeyError for a missing matrix; UnsupportedModelError, with the reason, for one
+    whose codes do not fit."""
     attention, mlp = (f"model.layers.{layer}.{part}" for part in ("self_attn", "mlp"))
     heads = {"q": shape.query_heads, "k": shape.kv_heads, "v": shape.kv_heads}
-    qkv = [
-        _read(checkpoint, f"{attention}.{name}_proj.weight").map(lambda part, count=count: pad_rows(part, count))
-        for name, count in heads.items()
-    ]
-    gate, up = (_read(checkpoint, f"{mlp}.{name}_proj.weight") for name in ("gate", "up"))
+    qkv = [_read(checkpoint, f"{attention}.{name}_proj.weight") for name in heads]
+    counts = list(heads.values())
+    gate_up = [_read(checkpoint, f"{mlp}.{name}_proj.weight") for name in ("gate", "up")]
     return {
-        "qkv": _join(torch.cat, qkv),
+        "qkv": _join(lambda parts: torch.cat([pad_rows(*pair) for pair in zip(parts, counts, strict=True)]), qkv),
         "output": _read(checkpoint, f"{attention}.o_proj.weight"),
-        "gate_up": _join(lambda parts: interleave(*parts), [gate, up]),
+        "gate_up": _join(lambda parts: interleave(*parts), gate_up),
         "down": _read(checkpoint, f"{mlp}.down_proj.weight"),
     }
 
 
-def _join(join: Callable[[list[torch.Tensor]], torch.Tensor], parts: list[FusedCodes]) -> FusedCodes:
-    fields = ([part.codes for part in parts], [part.scales for part in parts], [part.zeros for part in parts])
-    return FusedCodes(*(join(field).contiguous() for field in fields))
+def _join(join: Callable[[list[torch.Tensor]], torch.Tensor], matrices: list[FusedCodes]) -> FusedCodes:
+    """By a change of rows, of codes, scales and zeros alike."""
+    return FusedCodes(*(join(list(parts)).contiguous() for parts in zip(*(m.parts for m in matrices), strict=True)))
 
 
 def _read(checkpoint: QuantizedCheckpoint, name: str) -> FusedCodes:
