@@ -1,6 +1,7 @@
 """For every test: threads that wait must sleep. Spinning OpenMP threads are 3-8 times slower on shared cores.
 
-The variable is read when torch is imported, so it is set before anything else.
+The variable is read when torch is imported, so it is set before anything else. And tracebacks are plain, as in a
+service: what the log library prints unless it is told otherwise takes seconds, in the event loop of the test.
 """
 
 import os
@@ -9,7 +10,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import grpc.aio
+import structlog
 
 # Collecting old channels after the last of them was shut down may hang inside grpc.aio; one use that lasts for
 # the whole run keeps it initialised.
 grpc.aio.init_grpc_aio()
+
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
