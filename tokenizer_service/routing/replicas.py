@@ -56,6 +56,9 @@ class Replicas:
             replica.task = replica.task or asyncio.create_task(replica.connection.run())
 
     async def close(self) -> None:
+        """Every connection is left on purpose, as its log then says."""
+        for replica in self._replicas.values():
+            replica.connection.leave()
         tasks = [task for each in self._replicas.values() for task in (each.task, each.leaving) if task is not None]
         for task in tasks:
             task.cancel()
