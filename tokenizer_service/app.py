@@ -111,7 +111,7 @@ class TokenizerApp:
         slow = SlowRequests(settings.slow_request_seconds, asyncio.get_running_loop().time)
         self._tracer = tracer
         traces = CallTraces(tracer, settings.model_name)
-        self._runner = CallRunner(self.admission, self.metrics, self._gate, slow, traces)
+        self._runner = CallRunner(self.admission, self.metrics, self._gate, self._new_id, slow, traces)
         self.metrics.tenants.watch(self.quotas.named)
         self.pool = EncodePool(settings.encode_threads, settings.max_queued_encodes)
         self.sessions = LiveSessions()

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.tokenizer_app import collect, default_model, failure, ids_request, model_info
 from tests.fixtures.tokenizer_process import TokenizerProcess, tokenizer_process
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenwire_client import InvalidRequest
 from tokenwire_client.operator import Operator
@@ -62,16 +63,21 @@ async def test_serves_and_shows_metrics_and_stops_on_sigterm() -> None:
         stub: Any = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         answer = await collect(stub.Generate(ids_request([5], request_id="mine")))
         assert answer.text == "Hello"
+        await stub.Tokenize(pb.TokenizeRequest(text="Hello"))
+        await stub.Detokenize(pb.DetokenizeRequest(token_ids=[5]))
+        await stub.ListModels(pb.ListModelsRequest())
         assert await health(channel, "tokenwire.tokenizer.v1.TokenizerService") == SERVING
         text = await asyncio.to_thread(fetch, metrics_port)
         assert 'tokenwire_tokenizer_requests_total{code="OK",method="Generate"} 1.0' in text
         assert "tokenwire_tokenizer_engines_connected 1.0" in text
         service.process.send_signal(signal.SIGTERM)
         assert await service.wait_exit() == 0
-        (end,) = [event for event in service.events if event["event"] == "request_end"]
+        end, *others = [event for event in service.events if event["event"] == "request_end"]
         assert (end["request_id"], end["code"], end["completion_tokens"]) == ("mine", "OK", 2)
+        assert [event["method"] for event in others] == ["Tokenize", "Detokenize", "ListModels"]
+        assert len({event["request_id"] for event in others if event["request_id"]}) == 3
         assert service.other_lines == []
-        assert [event for event in service.events if event["level"] in ("error", "critical")] == []
+        assert {event["level"] for event in service.events} == {"info"}
 
 
 async def test_ready_to_listen_in_under_three_seconds() -> None:

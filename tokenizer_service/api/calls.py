@@ -43,11 +43,15 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """`run` never lets a client's mistake or a failure of ours out as anything but a status."""
+    """`run` never lets a client's mistake or a failure of ours out as anything but a status.
+
+    `new_id` names RPCs, until a client's own name for a request is known.
+    """
 
     admission: Admission
     metrics: TokenizerMetrics
     gate: Gate
+    new_id: Callable[[], str]
     slow: SlowRequests = field(default_factory=never_slow)
     traces: CallTraces = NO_CALL_TRACES
     live: LiveCalls = field(default_factory=LiveCalls)
@@ -94,12 +98,15 @@ class CallRunner:
         return outcome
 
     @contextmanager
-    def place_to_read(self, call: Call) -> Iterator[Refusal | None]:
-        """A place while a request is read, which may encode texts: the tenant's first, as for serving it. A refusal is
-        the end of the call."""
-        with self.gate.quotas.place_to_read(call.tenant) as refusal, ExitStack() as stack:
+    def place_to_read(self, tenant: Tenant, refused: Callable[[], Call]) -> Iterator[Refusal | None]:
+        """A place while a request is read, which may encode texts: the tenant's first, as for serving it.
+
+        `refused` makes the call that a refusal is the end of; what is read becomes calls of its own.
+        """
+        with self.gate.quotas.place_to_read(tenant) as refusal, ExitStack() as stack:
             refusal = refusal or stack.enter_context(self.admission.place())
             if refusal is not None:
+                call = refused()
                 self._count_rejected(call, refusal)
                 self.record(call, refusal.code.name)
             yield refusal
@@ -122,6 +129,7 @@ class CallRunner:
 
     def _grpc_call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
         call = self.new_call(method, SpanKind.SERVER, context_of_headers(context.invocation_metadata() or ()))
+        call.request_id = self.new_id()
         remaining = context.time_remaining()
         if remaining and remaining < _LONGEST_DEADLINE_S:
             call.deadline = call.started + remaining

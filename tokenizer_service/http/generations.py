@@ -60,7 +60,8 @@ class Generations:
         self, method: str, tenant: Tenant, trace: TraceContext | None
     ) -> AbstractContextManager[Refusal | None]:
         """A place among the requests while one is read, which may encode and decode texts; or why there is none."""
-        return self.runner.place_to_read(self.runner.new_call(method, SpanKind.INTERNAL, trace, tenant))
+        refused = partial(self.runner.new_call, method, SpanKind.INTERNAL, trace, tenant)
+        return self.runner.place_to_read(tenant, refused)
 
     async def run(self, job: Job, consume: Consumer) -> PlacedRefusal | None:
         """Gives `consume` the events of every prompt, one at a time; none before all prompts are accepted."""

@@ -65,7 +65,7 @@ class Intake:
     @asynccontextmanager
     async def open(self, draft: RequestDraft, caller: Caller) -> AsyncIterator[TextSession | Refusal]:
         """The session of the draft, closed after the block, or why there is none. Its id is taken until then."""
-        new_id = self.new_id()
+        new_id = caller.request_id or self.new_id()
         # A refusal is logged under an id, too; one that is too long is no id.
         caller.request_id = draft.request_id if 0 < len(draft.request_id) <= MAX_ID_CHARS else new_id
         request = self._validate(draft, caller, new_id)

@@ -17,7 +17,7 @@ from tokenizer_service.tenants.tenant import TenantTable
 async def test_tokens_of_a_sample_that_did_not_end_are_counted_beside_those_of_one_that_did() -> None:
     registry = CollectorRegistry()
     gate = Gate(TenantTable, Quotas(lambda: 0.0, 1))
-    runner = CallRunner(Admission(max_requests=1), TokenizerMetrics(registry), gate)
+    runner = CallRunner(Admission(max_requests=1), TokenizerMetrics(registry), gate, lambda: "r")
     call = Call("Generate", runner.metrics, lambda: 0.0, 0.0, None)
 
     async def body(_request: None, call: Call) -> Refusal:
