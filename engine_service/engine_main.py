@@ -66,8 +66,8 @@ def main() -> None:
         recorder = StepRecorder(config.recorder.steps) if config.recorder.steps else None
         dump = _step_dump(config, recorder)
         loop, ready = _start(config, mailbox, recorder)
+        keep_start_up_objects()  # takes a moment, in which a first request would wait
         mailbox.send_now(ready)
-        keep_start_up_objects()  # takes a moment, in which the front can say that it serves
         _run(loop, mailbox, dump)
     except FrontGone:
         raise SystemExit(0) from None

@@ -7,7 +7,7 @@ from service_runtime.trace_context import TraceContext
 from service_runtime.tracing import Anchor, Attributes, SpanKind
 from tests.fixtures import fake_engine as fe
 from tests.fixtures.http_calls import CHAT, COMPLETIONS, body_of, error_of, http
-from tests.fixtures.tokenizer_app import default_model, running
+from tests.fixtures.tokenizer_app import default_model, eventually, running
 
 
 @dataclass(slots=True)
@@ -51,11 +51,11 @@ class Counter:
     def close(self) -> None:
         return
 
-    def take(self) -> list[tuple[str, str | None]]:
-        """Name and error of all spans until now, each of which was ended."""
+    async def take(self) -> list[tuple[str, str | None]]:
+        """Name and error of all spans until now, once each of them is ended: a moment after the answer was read."""
+        await eventually(lambda: all(span.ends for span in self.made))
         made = self.made.copy()
         self.made.clear()
-        assert all(span.ends for span in made), [span.name for span in made if not span.ends]
         return [(span.name, span.ends[0]) for span in made]
 
 
@@ -68,18 +68,18 @@ async def hello(request: fe.FakeRequest) -> None:
 async def test_every_span_of_an_http_request_is_ended() -> None:
     tracer = Counter()
     async with (
-        running(default_model(), hello, tracer=tracer, max_requests=1, model_name="m") as service,
+        running(default_model(), hello, tracer=tracer, max_requests=1, served_model_name="m") as service,
         http(service) as client,
     ):
         assert (await client.post(CHAT, json=body_of(CHAT))).status_code == 200
-        assert tracer.take() == [(f"POST {CHAT}", None), ("chat m", None), ("generate", None)]
+        assert await tracer.take() == [(f"POST {CHAT}", None), ("chat m", None), ("generate", None)]
         error_of(await client.post(CHAT, json=body_of(CHAT, messages=[{"role": "user", "content": 5}])), 400)
-        assert tracer.take() == [(f"POST {CHAT}", None)]
+        assert await tracer.take() == [(f"POST {CHAT}", None)]
         held = asyncio.create_task(client.post(CHAT, json=body_of(CHAT), headers={"x-request-id": "held"}))
         await service.engine.wait_until(lambda: service.engine.num_live == 1)
         tracer.made.clear()
         error_of(await client.post(COMPLETIONS, json=body_of(COMPLETIONS)), 429)
-        assert tracer.take() == [(f"POST {COMPLETIONS}", None), ("text_completion m", "RESOURCE_EXHAUSTED")]
+        assert await tracer.take() == [(f"POST {COMPLETIONS}", None), ("text_completion m", "RESOURCE_EXHAUSTED")]
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
         await service.engine.wait_until(lambda: service.engine.num_live == 0)
