@@ -5,13 +5,14 @@ Must not know: which blocks there are, what they are for.
 
 import fnmatch
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,26 @@ _PORT_VARIABLES = {
     9090: "TOKENWIRE_TOKENIZER_METRICS_PORT",
     9091: "TOKENWIRE_ENGINE_METRICS_PORT",
 }
+# Below those of outgoing connections, which Linux begins at 32,768.
+_LASTING_PORTS = range(20_000, 32_000)
 
 
 def free_ports() -> dict[int, int]:
     """A free port for each that documents name."""
-    sockets = [socket.socket() for _ in PORTS]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return {port: each.getsockname()[1] for port, each in zip(PORTS, sockets, strict=True)}
-    finally:
-        for each in sockets:
-            each.close()
+    with ExitStack() as held:
+        return {port: held.enter_context(_bound()).getsockname()[1] for port in PORTS}
+
+
+def _bound() -> socket.socket:
+    """On a port that the system gives to no connection: a service asks for it only some seconds from now."""
+    while True:
+        made = socket.socket()
+        try:
+            made.bind(("127.0.0.1", random.choice(_LASTING_PORTS)))
+        except OSError:
+            made.close()
+        else:
+            return made
 
 
 @dataclass(slots=True)
