@@ -132,6 +132,7 @@ def models_from(answer: pb.ListModelsResponse) -> tuple[Model, ...]:
             tokenizer_fingerprint=each.tokenizer_fingerprint,
             connected_engines=each.connected_engines,
             default_sampling=sampling_from(each.default_sampling) if each.HasField("default_sampling") else None,
+            parent=each.parent,
         )
         for each in answer.models
     )

@@ -179,6 +179,7 @@ class Model:
     """A served model. `max_model_len` is prompt + completion, in tokens.
 
     `default_sampling` is what a request gets where it leaves a field unset; None while no engine is connected.
+    `parent`: of a LoRA adapter, the model that it changes; empty: it is no adapter.
     """
 
     name: str
@@ -188,3 +189,4 @@ class Model:
     tokenizer_fingerprint: str
     connected_engines: int
     default_sampling: Sampling | None = None
+    parent: str = ""

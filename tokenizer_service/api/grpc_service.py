@@ -74,7 +74,7 @@ class TokenizerServicer:
             return await _deliver(session, call, context, kind)
 
     async def _tokenize(self, request: pb.TokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.intake.model_name)
+        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapters())
         if refusal is not None:
             return refusal
         prompt = tokenize_prompt(request)
@@ -93,7 +93,7 @@ class TokenizerServicer:
         return _rename_fields(answer) if isinstance(answer, Refusal) else answer
 
     async def _detokenize(self, request: pb.DetokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.intake.model_name)
+        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapters())
         if refusal is not None:
             return refusal
         skips = skips_special_tokens(request)
@@ -108,7 +108,13 @@ class TokenizerServicer:
             fingerprint=self.fingerprint,
             connected=router.num_connected,
         )
-        return pb.ListModelsResponse(models=[model]).SerializeToString()
+        models = [model]
+        for name in sorted(router.adapters()):
+            models.append(pb.Model())
+            models[-1].CopyFrom(model)
+            models[-1].name, models[-1].parent = name, self.intake.model_name
+            models[-1].connected_engines = router.num_with(name)
+        return pb.ListModelsResponse(models=models).SerializeToString()
 
 
 async def _deliver(session: TextSession, call: Call, context: Context, kind: type[StreamResponse]) -> Refusal | None:

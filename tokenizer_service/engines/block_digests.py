@@ -12,6 +12,16 @@ DIGEST_BYTES = 16
 _TOKEN_BYTES = 8
 
 
+# A lone surrogate: in no valid text, so no client's salt can imitate an adapter's.
+_ADAPTER_MARK = "\ud800"
+
+
+def salt_of(cache_salt: str | None, adapter_fingerprint: str) -> str:
+    """What an engine salts the blocks of a request with; no fingerprint: it has no adapter."""
+    salt = cache_salt or ""
+    return f"{_ADAPTER_MARK}{adapter_fingerprint}{_ADAPTER_MARK}{salt}" if adapter_fingerprint else salt
+
+
 def block_digests(token_ids: Sequence[int], block_size: int, salt: str) -> list[bytes]:
     """Digests of all full blocks that an engine can find again: it always computes the last token itself.
 

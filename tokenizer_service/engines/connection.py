@@ -6,7 +6,7 @@ Must not know: text, clients, other replicas.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import structlog
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits
 from tokenizer_service.engines.command_writer import SessionCall, write_commands
-from tokenizer_service.engines.convert import engine_load, model_info
+from tokenizer_service.engines.convert import adapters_of, engine_load, model_info
 from tokenizer_service.engines.hang_watch import HangWatch
 from tokenizer_service.engines.kv_watch import watch_blocks
 from tokenizer_service.engines.losses import HUNG, LOST, is_failure
@@ -246,6 +246,8 @@ class EngineConnection:
                 self._note_draining()
             if message.HasField("load"):
                 self.load.note(engine_load(message.load))
+            if message.HasField("adapters") and self.model is not None:
+                self.model = replace(self.model, adapters=adapters_of(message.adapters.adapters))
             self._take(message.step)
 
     def _note_draining(self) -> None:

@@ -3,13 +3,14 @@
 Must not know: sessions, text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import overload
 
 from google.protobuf.duration_pb2 import Duration
 
 from service_runtime.trace_context import TraceContext
 from tokenizer_service.engines.messages import (
+    AdapterInfo,
     EngineFinish,
     FinishReason,
     ModelInfo,
@@ -37,6 +38,7 @@ _CLIENT_FIELDS = (
     ("sampling", "options.sampling"),
     ("cache_salt", "options.cache_salt"),
     ("priority", "options.priority"),
+    ("adapter", "model"),
 )
 
 
@@ -59,6 +61,8 @@ def submit_message(
         request.priority = submission.priority
     if submission.resumed_token_ids:
         request.resumed_token_ids.extend(submission.resumed_token_ids)
+    if submission.adapter:
+        request.adapter, request.adapter_fingerprint = submission.adapter, submission.adapter_fingerprint
     if submission.tenant:
         request.tenant, request.weight = submission.tenant, submission.weight
     if trace is not None:
@@ -84,7 +88,12 @@ def model_info(opened: engine_pb2.SessionOpened) -> ModelInfo:
         default_sampling=sampling_options(model.default_sampling),
         weights_fingerprint=weights,
         block_size=model.block_size,
+        adapters=adapters_of(model.adapters),
     )
+
+
+def adapters_of(adapters: Iterable[engine_pb2.LoraAdapter]) -> dict[str, AdapterInfo]:
+    return {each.name: AdapterInfo(each.fingerprint, each.in_memory) for each in adapters}
 
 
 def engine_load(load: engine_pb2.EngineLoad) -> EngineLoad:

@@ -3,8 +3,8 @@
 Must not know: grpc, protobuf, text.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -105,8 +105,19 @@ class TokenSubmission:
     """Tokens of its one sample that another engine has generated."""
     tenant: str = ""
     weight: int = 1
+    adapter: str = ""
+    adapter_fingerprint: str = ""
+    """Which content the adapter has to have, on whichever engine."""
     span: Span = UNTRACED
     """The request's: what happens to it at engines becomes a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """Of one adapter that an engine has. `in_memory`: it need not be read first."""
+
+    fingerprint: str
+    in_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ class ModelInfo:
     """What an engine says of its model when a session opens. Lengths in tokens.
 
     `default_sampling` is used where a request leaves a field unset. `block_size`: tokens per KV block, 0: unknown.
-    Models with the same `weights_fingerprint` give the same tokens.
+    Models with the same `weights_fingerprint` give the same tokens. `adapters` by name, as the engine told last.
     """
 
     name: str
@@ -126,6 +137,7 @@ class ModelInfo:
     default_sampling: SamplingOptions = SamplingOptions()
     block_size: int = 0
     weights_fingerprint: str = ""
+    adapters: Mapping[str, AdapterInfo] = field(default_factory=dict)
 
 
 class FinishReason(Enum):

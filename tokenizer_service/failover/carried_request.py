@@ -130,7 +130,10 @@ class CarriedRequest:
 
     def _has_begun(self, part: Part) -> bool:
         """Whether an engine had it and was lost: then it waits for room. A new request is refused at once."""
-        return part.losses > 0 or any(self._samples[place].token_ids for place in part.places)
+        return part.losses > 0 or self._has_tokens(part)
+
+    def _has_tokens(self, part: Part) -> bool:
+        return any(self._samples[place].token_ids for place in part.places)
 
     def _has_waited(self, part: Part) -> bool:
         now = asyncio.get_running_loop().time()
@@ -153,7 +156,10 @@ class CarriedRequest:
             return
         stream = self._hand_over(part)
         if isinstance(stream, Refusal):
-            self._wait_on(part, stream)
+            if part.refusal is not None and _has_no_adapter(part.refusal) and not self._has_tokens(part):
+                self._give_up(part, part.refusal, "no_engine")
+            else:
+                self._wait_on(part, stream)
         elif stream.replica in part.full:
             self._withdraw(part, stream)
             assert part.refusal is not None
@@ -239,4 +245,9 @@ class CarriedRequest:
 
     def _may_go_on(self, refusal: Refusal) -> bool:
         """Whether another engine could serve what one did not."""
-        return refusal.code is RefusalCode.UNAVAILABLE or is_full(refusal)
+        return refusal.code is RefusalCode.UNAVAILABLE or is_full(refusal) or _has_no_adapter(refusal)
+
+
+def _has_no_adapter(refusal: Refusal) -> bool:
+    """That an engine has lost the adapter meanwhile is all that it does not find."""
+    return refusal.code is RefusalCode.NOT_FOUND

@@ -86,7 +86,7 @@ class Readers:
         if isinstance(options, HttpError):
             return options
         drafts = self._drafts(fields, request_id, [prompt], options)
-        facts = ResponseFacts(drafts[0].request_id, int(self.clock()), self.model_name, fields)
+        facts = ResponseFacts(drafts[0].request_id, int(self.clock()), fields.model or self.model_name, fields)
         if fields.stream:
             return Generation(drafts, lambda _: RESPONSE_NAMES, stream=ResponseStream(facts))
         return Generation(drafts, lambda _: RESPONSE_NAMES, answer=ResponseAnswer(facts))
@@ -104,7 +104,7 @@ class Readers:
 
     async def _options(self, fields: GenerationFields, sampling: SamplingOptions) -> GenerationOptions | HttpError:
         """Words that may not come are encoded here: the engine knows tokens only."""
-        refusal = check_model(fields.model, self.model_name)
+        refusal = check_model(fields.model, self.model_name, self.texts.router.adapters())
         if refusal is not None:
             return http_error(refusal, FieldNames())
         bad_words = list[tuple[int, ...]]()
@@ -155,7 +155,7 @@ class Readers:
         return AnswerFacts(
             id=prefix + (base if len(drafts) == 1 else base.rsplit("-", 1)[0]),
             created=int(self.clock()),
-            model=self.model_name,
+            model=fields.model or self.model_name,
             n=fields.n or 1,
             include_usage=usage is not None and bool(usage.include_usage or usage.continuous_usage_stats),
             continuous_usage=usage is not None and bool(usage.continuous_usage_stats),

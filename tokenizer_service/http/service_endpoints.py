@@ -33,23 +33,26 @@ class ServiceEndpoints:
     page: Page
 
     async def models(self, _request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        adapters = [self._model(name) for name in sorted(self.router.adapters())]
+        return _json({"object": "list", "data": [self._model(), *adapters]})
 
     async def model(self, request: Request) -> Response:
-        refusal = check_model(request.path_params["name"], self.model_name)
+        name = request.path_params["name"]
+        refusal = check_model(name, self.model_name, self.router.adapters())
         if refusal is not None:
             return error_response(http_error(refusal, FieldNames()))
-        return _json(self._model())
+        return _json(self._model("" if name == self.model_name else name))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, adapter: str = "") -> dict[str, Any]:
+        """The model itself, or an adapter of it."""
         model = self.router.model()
         return {
-            "id": self.model_name,
+            "id": adapter or self.model_name,
             "object": "model",
             "created": self.started,
             "owned_by": "tokenwire",
             "max_model_len": None if model is None else model.max_model_len,
-        }
+        } | ({"parent": self.model_name} if adapter else {})
 
     async def health(self, _request: Request) -> Response:
         """The process is alive."""

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tokenizer_service.engines.block_digests import block_digests
+from tokenizer_service.engines.block_digests import block_digests, salt_of
 from tokenizer_service.engines.connection import EngineConnection
-from tokenizer_service.engines.messages import ModelInfo, ReplicaStream, TokenSink, TokenSubmission
+from tokenizer_service.engines.messages import AdapterInfo, ModelInfo, ReplicaStream, TokenSink, TokenSubmission
 from tokenizer_service.engines.prefix_map import PrefixMap
 from tokenizer_service.engines.refusal import Refusal, RefusalCode
 from tokenizer_service.routing.choice import Candidate, Draw, Policy, Reason, choose
@@ -19,6 +19,8 @@ from tokenizer_service.routing.expected import ExpectedBlocks
 # Longer prompts are compared by so many leading tokens: 2 ms of hashing at most.
 MAX_COMPARED_TOKENS = 32_768
 MAX_MAP_BLOCKS = 1_000_000
+# To read an adapter first costs a request about as much as the prefill of so many tokens.
+ADAPTER_READ_TOKENS = 1_000
 
 
 def _nobody(_reason: Reason) -> None:
@@ -47,17 +49,34 @@ class Router:
         models = (c.model for c in self.connections if c.is_connected and c.model is not None)
         return min(models, key=lambda model: model.max_model_len, default=None)
 
+    def num_with(self, adapter: str) -> int:
+        """Connected replicas that have an adapter of this name."""
+        return sum(c.is_connected and c.model is not None and adapter in c.model.adapters for c in self.connections)
+
+    def adapters(self) -> dict[str, str]:
+        """Name -> fingerprint of those that a connected replica has; where contents differ, of the first one."""
+        found: dict[str, str] = {}
+        for connection in self.connections:
+            if connection.is_connected and connection.model is not None:
+                for name, adapter in connection.model.adapters.items():
+                    found.setdefault(name, adapter.fingerprint)
+        return found
+
     def submit(
         self, submission: TokenSubmission, sink: TokenSink, avoid: frozenset[str] = frozenset()
     ) -> ReplicaStream | Refusal:
         """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
         usable = [connection for connection in self.connections if connection.is_usable]
+        if submission.adapter and usable:
+            usable = [connection for connection in usable if _adapter_of(connection, submission) is not None]
+            if not usable:
+                return no_adapter(submission.adapter)
         usable = [connection for connection in usable if connection.address not in avoid] or usable
         if not usable:
             return no_engine()
         names = _BlockNames(submission)
         cached = self._cached_blocks(usable, names)
-        candidates = [_candidate(c, blocks) for c, blocks in zip(usable, cached, strict=True)]
+        candidates = [_candidate(c, blocks, submission) for c, blocks in zip(usable, cached, strict=True)]
         self._turn += 1
         draw = Draw(self.dice.randrange, self._turn)
         place, reason = choose(self.policy, candidates, names.num_tokens, draw)
@@ -93,7 +112,7 @@ class _BlockNames:
         token_ids = [*submission.token_ids, *resumed] if resumed else submission.token_ids
         self.num_tokens = len(token_ids)
         self._token_ids = token_ids[: MAX_COMPARED_TOKENS + 1]
-        self._salt = submission.cache_salt or ""
+        self._salt = salt_of(submission.cache_salt, submission.adapter_fingerprint)
         self._made: dict[int, list[bytes]] = {}
 
     def of(self, block_size: int) -> list[bytes]:
@@ -106,16 +125,29 @@ class _BlockNames:
         return self._made.get(block_size, [])
 
 
-def _candidate(connection: EngineConnection, cached_blocks: int) -> Candidate:
+def _adapter_of(connection: EngineConnection, submission: TokenSubmission) -> AdapterInfo | None:
+    """The adapter that the submission names, if the replica has it with the same content."""
+    found = None if connection.model is None else connection.model.adapters.get(submission.adapter)
+    return found if found is not None and found.fingerprint == submission.adapter_fingerprint else None
+
+
+def _candidate(connection: EngineConnection, cached_blocks: int, submission: TokenSubmission) -> Candidate:
     load, size = connection.load, connection.block_size
+    adapter = _adapter_of(connection, submission) if submission.adapter else None
+    must_read = adapter is not None and not adapter.in_memory
     return Candidate(
         cached_tokens=cached_blocks * size,
-        queued_tokens=load.all_queued_tokens,
+        queued_tokens=load.all_queued_tokens + (ADAPTER_READ_TOKENS if must_read else 0),
         streams=load.all_streams,
         outstanding_tokens=connection.outstanding_tokens,
         # Cached blocks that nobody uses are room, and the ones that this request would share count on both sides.
         room_tokens=None if load.told is None or size < 1 else load.told.room_blocks * size,
     )
+
+
+def no_adapter(name: str) -> Refusal:
+    text = f"no engine that takes requests has the adapter {name!r} now"
+    return Refusal(RefusalCode.UNAVAILABLE, text, retry_after_s=1.0)
 
 
 def no_engine() -> Refusal:

@@ -49,7 +49,7 @@ class Caller(RequestObserver, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """`model_name` is the only one served; `new_id` makes ids for requests that have none.
+    """`model_name` is the only one served, beside adapters of it; `new_id` makes ids for requests that have none.
 
     `allow_chat_template`: a request may bring its own.
     """
@@ -99,8 +99,14 @@ class Intake:
     def _validate(self, draft: RequestDraft, caller: Caller, new_id: str) -> TextRequest | Refusal:
         model = self.texts.router.model()
         if model is None:
-            return check_model(draft.model, self.model_name) or no_engine()
-        rules = RequestRules(self.model_name, model.vocab_size, model.max_model_len, self.allow_chat_template)
+            return check_model(draft.model, self.model_name, ()) or no_engine()
+        rules = RequestRules(
+            self.model_name,
+            model.vocab_size,
+            model.max_model_len,
+            self.allow_chat_template,
+            self.texts.router.adapters(),
+        )
         request = validate_request(draft, rules, new_id=new_id, deadline=caller.deadline)
         return request if isinstance(request, Refusal) else _of_tenant(request, caller.tenant)
 

@@ -78,7 +78,7 @@ class TextRequest:
     """A generation request in which every field is in range.
 
     `deadline` is a reading of the event loop's clock (seconds), None for no deadline. `weight` is the part of a busy
-    engine that `tenant` has.
+    engine that `tenant` has. `adapter` changes the model for it; empty: none.
     """
 
     request_id: str
@@ -87,3 +87,4 @@ class TextRequest:
     deadline: float | None
     tenant: str = ""
     weight: int = 1
+    adapter: str = ""

@@ -153,6 +153,8 @@ class TextService:
             priority=options.priority,
             tenant=request.tenant,
             weight=request.weight,
+            adapter=request.adapter,
+            adapter_fingerprint=self.router.adapters().get(request.adapter, "") if request.adapter else "",
             span=observer.span,
         )
         refusal = session.start(partial(self.failover.submit, submission))

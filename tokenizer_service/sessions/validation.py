@@ -3,7 +3,7 @@
 Must not know: grpc, protobuf, how a request is served.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
@@ -34,13 +34,14 @@ class RequestRules:
     vocab_size: int
     max_model_len: int
     allow_chat_template: bool = False
+    adapters: Collection[str] = ()
 
 
 def validate_request(
     draft: RequestDraft, rules: RequestRules, *, new_id: str, deadline: float | None
 ) -> TextRequest | Refusal:
     """`new_id` is used when the client chose no request id."""
-    refusal = check_model(draft.model, rules.model)
+    refusal = check_model(draft.model, rules.model, rules.adapters)
     if refusal is not None:
         return refusal
     violations = tuple(_first(_request_violations(draft, rules), MAX_VIOLATIONS))
@@ -53,12 +54,13 @@ def validate_request(
         prompt=draft.prompt,
         options=draft.options,
         deadline=deadline,
+        adapter="" if draft.model == rules.model else draft.model,
     )
 
 
-def check_model(name: str, served: str) -> Refusal | None:
-    """Empty is the served model; any other name is NOT_FOUND."""
-    if name in ("", served):
+def check_model(name: str, served: str, adapters: Collection[str]) -> Refusal | None:
+    """Empty is the served model; a name that is neither its nor an adapter's is NOT_FOUND."""
+    if name in ("", served) or name in adapters:
         return None
     return Refusal(RefusalCode.NOT_FOUND, f"model {name[:MAX_ID_CHARS]!r} is not served here, {served!r} is")
 

@@ -236,7 +236,9 @@ class GenerateRequest(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: the served model. Any other name is NOT_FOUND."""
+    """Empty: the served model. A LoRA adapter's name: the model with the adapter.
+    Any other name is NOT_FOUND.
+    """
     text: _builtins.str
     add_special_tokens: _builtins.bool
     """Let the tokenizer add its beginning-of-sequence token and the like.
@@ -531,7 +533,9 @@ class ChatRequest(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: the served model. Any other name is NOT_FOUND."""
+    """Empty: the served model. A LoRA adapter's name: the model with the adapter.
+    Any other name is NOT_FOUND.
+    """
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Unset: true."""
     request_id: _builtins.str
@@ -899,12 +903,15 @@ class Model(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     CONNECTED_ENGINES_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vocab_size: _builtins.int
     max_model_len: _builtins.int
     tokenizer_fingerprint: _builtins.str
     connected_engines: _builtins.int
     """Engine replicas that are connected now."""
+    parent: _builtins.str
+    """Of a LoRA adapter: the model that it changes. Empty: it is no adapter."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -921,10 +928,11 @@ class Model(_message.Message):
         tokenizer_fingerprint: _builtins.str = ...,
         connected_engines: _builtins.int = ...,
         default_sampling: _sampling_pb2.SamplingParams | None = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected_engines", b"connected_engines", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected_engines", b"connected_engines", "default_sampling", b"default_sampling", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
