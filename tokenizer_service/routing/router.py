@@ -19,8 +19,8 @@ from tokenizer_service.routing.expected import ExpectedBlocks
 # Longer prompts are compared by so many leading tokens: 2 ms of hashing at most.
 MAX_COMPARED_TOKENS = 32_768
 MAX_MAP_BLOCKS = 1_000_000
-# To read an adapter first costs a request about as much as the prefill of so many tokens.
-ADAPTER_READ_TOKENS = 1_000
+# So much more work an engine may have than others before one of these reads an adapter that it has in memory.
+ADAPTER_READ_TOKENS = 4_096
 
 
 def _nobody(_reason: Reason) -> None:
@@ -68,7 +68,7 @@ class Router:
         """Hands a generation to a replica; to one that `avoid` names (addresses) only if there is no other."""
         usable = [connection for connection in self.connections if connection.is_usable]
         if submission.adapter and usable:
-            usable = [connection for connection in usable if _adapter_of(connection, submission) is not None]
+            usable = _with_adapter(usable, submission)
             if not usable:
                 return no_adapter(submission.adapter)
         usable = [connection for connection in usable if connection.address not in avoid] or usable
@@ -76,7 +76,7 @@ class Router:
             return no_engine()
         names = _BlockNames(submission)
         cached = self._cached_blocks(usable, names)
-        candidates = [_candidate(c, blocks, submission) for c, blocks in zip(usable, cached, strict=True)]
+        candidates = [_candidate(c, blocks) for c, blocks in zip(usable, cached, strict=True)]
         self._turn += 1
         draw = Draw(self.dice.randrange, self._turn)
         place, reason = choose(self.policy, candidates, names.num_tokens, draw)
@@ -131,13 +131,19 @@ def _adapter_of(connection: EngineConnection, submission: TokenSubmission) -> Ad
     return found if found is not None and found.fingerprint == submission.adapter_fingerprint else None
 
 
-def _candidate(connection: EngineConnection, cached_blocks: int, submission: TokenSubmission) -> Candidate:
+def _with_adapter(usable: Sequence[EngineConnection], submission: TokenSubmission) -> list[EngineConnection]:
+    """Those that have it; of these only the ones with it in memory, as long as they are not much busier than others."""
+    found = [(c, adapter) for c in usable if (adapter := _adapter_of(c, submission)) is not None]
+    least = min((c.outstanding_tokens for c, _ in found), default=0)
+    ready = [c for c, adapter in found if adapter.in_memory and c.outstanding_tokens <= least + ADAPTER_READ_TOKENS]
+    return ready or [c for c, _ in found]
+
+
+def _candidate(connection: EngineConnection, cached_blocks: int) -> Candidate:
     load, size = connection.load, connection.block_size
-    adapter = _adapter_of(connection, submission) if submission.adapter else None
-    must_read = adapter is not None and not adapter.in_memory
     return Candidate(
         cached_tokens=cached_blocks * size,
-        queued_tokens=load.all_queued_tokens + (ADAPTER_READ_TOKENS if must_read else 0),
+        queued_tokens=load.all_queued_tokens,
         streams=load.all_streams,
         outstanding_tokens=connection.outstanding_tokens,
         # Cached blocks that nobody uses are room, and the ones that this request would share count on both sides.
