@@ -40,6 +40,7 @@ from engine_service.worker.kernels.decoder_shape import (
     rotary_tables,
 )
 from engine_service.worker.kernels.fused_adapter import fuse_adapter, linear_shapes
+from engine_service.worker.kernels.fused_codes import codes_refusal
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
@@ -119,6 +120,10 @@ def _read_fused(config: WorkerConfig, team: ThreadTeam) -> "FusedModel | Unsuppo
     if reason is not None:
         return Unsupported(reason)
     checkpoint = open_checkpoint(config.model_folder, dtype)
+    if isinstance(checkpoint, QuantizedCheckpoint) and config.weight_format is WeightFormat.INT4:
+        reason = codes_refusal(checkpoint.scheme, shape)
+        if reason is not None:
+            return Unsupported(reason)
     return FusedModel(facts, model_config, shape, checkpoint, team, config.weight_format, config.measure_weight_error)
 
 

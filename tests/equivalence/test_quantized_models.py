@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.weight_report import LogitError, WeightReport
 from engine_service.worker.checkpoint import UnsupportedModelError
-from engine_service.worker.config import ModelDtype, WorkerConfig
+from engine_service.worker.config import ModelDtype, WeightFormat, WorkerConfig
 from engine_service.worker.kernels.build import default_folder, prepare_best_library
 from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
@@ -147,3 +147,73 @@ def test_a_configuration_without_its_tensors_is_refused(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"quantized \(gptq, 4 bits, groups of 32\), but no qweight is there"):
         _worker(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq", "gptq-symmetric-64", "gptq-v2", "awq", "awq-row", "packed", "packed-symmetric"]
+)
+def test_int4_keeps_the_codes_of_a_checkpoint(tmp_path: Path, name: str, team: ThreadTeam) -> None:
+    """Weights are the file's own, so all that differs from float32 is the rounding of activations to bf16: no more than
+    with the weights in bf16. Quantizing once more would be many times that."""
+    reference = write_quantized(tmp_path, name, dtype="bfloat16")
+    with torch.inference_mode():
+        expected = reference(torch.tensor([PROMPTS[2]])).logits[0]
+    weights, config = open_checkpoint(tmp_path, torch.bfloat16), AutoConfig.from_pretrained(tmp_path)
+    errors = []
+    for weight_format in (WeightFormat.INT4, WeightFormat.PLAIN):
+        pool = PoolSize(8, 16)
+        model = build_cpu_model(weights, config, pool, torch.bfloat16, 64, team, weight_format)
+        assert isinstance(model, CpuModel)
+        requests = Requests(8)
+        batch = requests.batch([(requests.add(PROMPTS[2]), len(PROMPTS[2]))], sample_all=True)
+        errors.append(float((model.step(batch).logits - expected).norm() / expected.norm()))
+    assert errors[0] < 0.02
+    assert errors[0] < 1.3 * errors[1]
+
+
+def test_a_packed_checkpoint_takes_the_memory_of_its_bits(tmp_path: Path, team: ThreadTeam) -> None:
+    """4 bits a weight, and 32 more for scale and zero of each 32: 5 bits for 16."""
+    write_quantized(tmp_path, "awq", dtype="bfloat16")
+    weights, config = open_checkpoint(tmp_path, torch.bfloat16), AutoConfig.from_pretrained(tmp_path)
+    sizes = []
+    for weight_format in (WeightFormat.PLAIN, WeightFormat.INT4):
+        model = build_cpu_model(weights, config, PoolSize(8, 16), torch.bfloat16, 64, team, weight_format)
+        assert isinstance(model, CpuModel)
+        sizes.append(model.weight_bytes)
+    head = 160 * 64 * 2
+    assert (sizes[1] - head) * 16 == (sizes[0] - head) * 5
+
+
+def test_int4_through_the_worker(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "gptq", dtype="float16")
+    worker = _worker(tmp_path, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4)
+    weights = worker.info.weights
+    assert weights is not None
+    assert weights.error is not None
+    assert (weights.source, weights.kept) == ("gptq, 4 bits, groups of 32", "int4")
+    assert weights.error.reference == "float32"
+    assert 0.0 < weights.error.relative < 0.02
+    assert [len(text) for text in _texts(worker)] == [COUNT] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gptq-act-order", r"the groups of model.layers.0.self_attn.q_proj.weight are no neighbouring inputs"),
+        ("gptq-8-bits", r"weights have 8 bits \(gptq, 8 bits, groups of 32\)"),
+        ("awq-16", "group_size 16 is no multiple of 32"),
+    ],
+)
+def test_codes_that_cannot_be_kept_are_refused(tmp_path: Path, name: str, said: str) -> None:
+    write_quantized(tmp_path, name, dtype="bfloat16")
+    with pytest.raises(ValueError, match=f"weight_format int4 cannot be served: .*{said}"):
+        _worker(tmp_path, weight_format=WeightFormat.INT4)
+
+
+def test_a_layer_that_is_not_quantized_is_refused_for_int4_only(tmp_path: Path) -> None:
+    reference = write_quantized(tmp_path, "gptq")
+    _change(tmp_path, **{f"{LAYER}.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")})
+    _change(tmp_path, **{f"{LAYER}.weight": reference.state_dict()[f"{LAYER}.weight"].clone()})
+    assert _texts(_worker(tmp_path)) == [greedy_of(reference, prompt, COUNT) for prompt in PROMPTS]
+    with pytest.raises(ValueError, match=f"int4 cannot be served: {LAYER}.weight is not quantized in the checkpoint"):
+        _worker(tmp_path, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4)

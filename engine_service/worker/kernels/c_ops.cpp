@@ -78,6 +78,18 @@ TOKENWIRE_API void* tokenwire_matrix_create(int type, int four_bit, const void* 
     return handle;
 }
 
+// Four-bit codes [rows, columns] with scales and zeros [rows, columns / 32].
+TOKENWIRE_API void* tokenwire_matrix_of_codes(const uint8_t* codes, const float* scales, const float* zeros, int rows,
+                                              int columns, void* pool, char* error) {
+    MatrixHandle* handle = nullptr;
+    guarded(error, [&] {
+        auto made = std::make_unique<MatrixHandle>();
+        made->four_bit = PackedInt4(codes, scales, zeros, rows, columns, *static_cast<ThreadPool*>(pool));
+        handle = made.release();
+    });
+    return handle;
+}
+
 TOKENWIRE_API void tokenwire_matrix_destroy(void* handle) { delete static_cast<MatrixHandle*>(handle); }
 
 // out [rows, outputs] = input [rows, columns] x weight transposed; floats on both sides.

@@ -17,7 +17,8 @@ import torch
 from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.fused_adapter import FusedUpdate
-from engine_service.worker.kernels.fused_weights import fuse_layer, padded_head
+from engine_service.worker.kernels.fused_codes import FusedCodes, fuse_codes
+from engine_service.worker.kernels.fused_weights import fuse_matrices, fuse_vectors, padded_head
 from engine_service.worker.kernels.library import (
     BatchStruct,
     DecoderConfigStruct,
@@ -26,6 +27,7 @@ from engine_service.worker.kernels.library import (
     ThreadTeam,
     int_pairs,
 )
+from engine_service.worker.quantized.checkpoint import QuantizedCheckpoint
 
 STAGES = ("embed", "norm", "qkv", "rotary", "attention", "output", "gate_up", "down", "head")
 GROUP_SLOTS = 16
@@ -127,8 +129,9 @@ class CpuModel:
         # The decoder reads these three in place.
         self._kept = (embedding, *rotary)
         self._set_globals(weights, dtype)
+        codes = weights if weight_format is WeightFormat.INT4 and isinstance(weights, QuantizedCheckpoint) else None
         for layer in range(shape.layers):
-            self._set_layer(weights, layer, dtype)
+            self._set_layer(weights, layer, dtype, codes)
         self._logits = torch.empty(0, shape.vocabulary)
         self._best = torch.empty(0, dtype=torch.int64)
 
@@ -141,12 +144,21 @@ class CpuModel:
         head = embedding if self.shape.tied_head else weights["lm_head.weight"].to(dtype).contiguous()
         self._set(0, _Part.HEAD, head)
 
-    def _set_layer(self, weights: Mapping[str, torch.Tensor], layer: int, dtype: torch.dtype) -> None:
-        fused = fuse_layer(weights, layer, self.shape, dtype)
-        for field in fields(fused):
-            tensor = getattr(fused, field.name)
-            if tensor is not None:
-                self._set(layer, _Part[field.name.upper()], tensor)
+    def _set_layer(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        layer: int,
+        dtype: torch.dtype,
+        codes: QuantizedCheckpoint | None,
+    ) -> None:
+        """Matrices are those of `codes`, if there are any, else those of `weights`."""
+        vectors = fuse_vectors(weights, layer, self.shape)
+        matrices = {} if codes is not None else fuse_matrices(weights, layer, self.shape, dtype)
+        for name, tensor in (vectors | matrices).items():
+            self._set(layer, _Part[name.upper()], tensor)
+        if codes is not None:
+            for name, matrix in fuse_codes(codes, layer, self.shape).items():
+                self._set_codes(layer, _Part[name.upper()], matrix)
         self._library.call("decoder_window", self._open_handle, layer, self.shape.windows[layer] or 0)
 
     def _set(self, layer: int, part: _Part, tensor: torch.Tensor) -> None:
@@ -156,6 +168,16 @@ class CpuModel:
         except ValueError as error:
             shape = " x ".join(map(str, tensor.shape))
             raise ValueError(f"weights of {part.name.lower()} ({shape}, layer {layer}) do not fit: {error}") from error
+
+    def _set_codes(self, layer: int, part: _Part, matrix: FusedCodes) -> None:
+        rows, columns = matrix.codes.shape
+        pointers = [tensor.data_ptr() for tensor in matrix.parts]
+        try:
+            self._library.checked("decoder_set_codes", self._open_handle, layer, part, *pointers, rows, columns)
+        except ValueError as error:
+            raise ValueError(
+                f"codes of {part.name.lower()} ({rows} x {columns}, layer {layer}) do not fit: {error}"
+            ) from error
 
     def step(self, batch: StepBatch, *, want_logits: bool = True) -> StepOutput:
         """Computes the batch's tokens and writes their KV. Without `want_logits` only `best` is filled."""

@@ -103,6 +103,9 @@ public:
 
     // Copies (packs) the part, except those kept by reference. False if the sizes are not those expected.
     bool set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns);
+    // Matrices of the layers whose codes are given (see PackedInt4), of a bf16 decoder. False as set_part.
+    bool set_codes(int layer, Part part, const uint8_t* codes, const float* scales, const float* zeros, int64_t rows,
+                   int64_t columns);
     void set_window(int layer, int window) { layers_[static_cast<size_t>(layer)].window = window; }
     void step(const DecoderStep& step);
     // False if the sizes are not those of the fused matrix. `up` is scaled; both are copied.

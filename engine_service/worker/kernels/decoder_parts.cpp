@@ -105,6 +105,30 @@ bool Decoder<Weight>::set_adapter(int adapter, int layer, Fused part, const void
 }
 
 template <class Weight>
+bool Decoder<Weight>::set_codes(int layer, Part part, const uint8_t* codes, const float* scales, const float* zeros,
+                                int64_t rows, int64_t columns) {
+    if constexpr (!std::is_same_v<Weight, bf16>) {
+        return false;
+    } else {
+        const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
+        Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
+        auto take = [&](Linear<Weight>& target, int64_t want_rows, int64_t want_columns) {
+            if (rows != want_rows || columns != want_columns || columns % kGroupInputs != 0) return false;
+            target.four_bit =
+                PackedInt4(codes, scales, zeros, static_cast<int>(rows), static_cast<int>(columns), pool_);
+            return true;
+        };
+        switch (part) {
+            case Part::kQkv: return take(at.qkv, qkv_, hidden);
+            case Part::kOutput: return take(at.output, hidden, heads);
+            case Part::kGateUp: return take(at.gate_up, 2 * static_cast<int64_t>(gated_), hidden);
+            case Part::kDown: return take(at.down, hidden, config_.intermediate);
+            default: return false;
+        }
+    }
+}
+
+template <class Weight>
 size_t Decoder<Weight>::weight_bytes() const {
     size_t bytes = lm_head_.bytes();
     for (const Layer<Weight>& layer : layers_) {

@@ -4,7 +4,6 @@ Must not know: the C interface, how a step runs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -16,49 +15,43 @@ _HEAD_MULTIPLE = 32
 _LANES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class FusedLayer:
-    """One layer. Vectors are float32, matrices have the decoder's dtype; None where the model has none."""
-
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
-    post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
 def padded_head(head_size: int) -> int:
     """Numbers of a head in the fused matrices and in the KV pool."""
     return -(-head_size // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
 
 
-def fuse_layer(weights: Mapping[str, torch.Tensor], layer: int, shape: DecoderShape, dtype: torch.dtype) -> FusedLayer:
-    """Layer `layer` of a checkpoint with the names that transformers gives. KeyError if one is missing."""
+def fuse_vectors(weights: Mapping[str, torch.Tensor], layer: int, shape: DecoderShape) -> dict[str, torch.Tensor]:
+    """float32, those that the model has, of a checkpoint with the names that transformers gives. KeyError if one is
+    missing."""
     prefix = f"model.layers.{layer}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    attention = f"{prefix}.self_attn"
+    found = {
+        "input_norm": weights[f"{prefix}.input_layernorm.weight"],
+        "post_norm": weights[f"{prefix}.post_attention_layernorm.weight"],
+    }
+    if f"{attention}.q_proj.bias" in weights:
+        heads = {"q": shape.query_heads, "k": shape.kv_heads, "v": shape.kv_heads}
+        found["qkv_bias"] = torch.cat([pad_rows(weights[f"{attention}.{n}_proj.bias"], c) for n, c in heads.items()])
+    if shape.head_norms:
+        found["query_norm"], found["key_norm"] = (weights[f"{attention}.{n}_norm.weight"] for n in "qk")
+    if f"{attention}.o_proj.bias" in weights:
+        found["output_bias"] = weights[f"{attention}.o_proj.bias"]
+    return {name: vector.float().contiguous() for name, vector in found.items()}
+
+
+def fuse_matrices(
+    weights: Mapping[str, torch.Tensor], layer: int, shape: DecoderShape, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The four of a layer in the decoder's `dtype`. KeyError if one is missing."""
+    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
     heads = {"q": shape.query_heads, "k": shape.kv_heads, "v": shape.kv_heads}
     qkv = [pad_rows(weights[f"{attention}.{name}_proj.weight"], count) for name, count in heads.items()]
-    has_bias = f"{attention}.q_proj.bias" in weights
-    biases = [pad_rows(weights[f"{attention}.{n}_proj.bias"], c) for n, c in heads.items()] if has_bias else []
-    norms = [weights[f"{attention}.{n}_norm.weight"].float() if shape.head_norms else None for n in "qk"]
-    output_bias = weights.get(f"{attention}.o_proj.bias")
-    return FusedLayer(
-        input_norm=weights[f"{prefix}.input_layernorm.weight"].float().contiguous(),
-        qkv=torch.cat(qkv).to(dtype).contiguous(),
-        qkv_bias=torch.cat(biases).float().contiguous() if has_bias else None,
-        query_norm=norms[0],
-        key_norm=norms[1],
-        output=pad_columns(weights[f"{attention}.o_proj.weight"], shape.query_heads).to(dtype).contiguous(),
-        output_bias=None if output_bias is None else output_bias.float().contiguous(),
-        post_norm=weights[f"{prefix}.post_attention_layernorm.weight"].float().contiguous(),
-        gate_up=interleave(weights[f"{mlp}.gate_proj.weight"], weights[f"{mlp}.up_proj.weight"]).to(dtype),
-        down=weights[f"{mlp}.down_proj.weight"].to(dtype).contiguous(),
-    )
+    return {
+        "qkv": torch.cat(qkv).to(dtype).contiguous(),
+        "output": pad_columns(weights[f"{attention}.o_proj.weight"], shape.query_heads).to(dtype).contiguous(),
+        "gate_up": interleave(weights[f"{mlp}.gate_proj.weight"], weights[f"{mlp}.up_proj.weight"]).to(dtype),
+        "down": weights[f"{mlp}.down_proj.weight"].to(dtype).contiguous(),
+    }
 
 
 def pad_rows(matrix: torch.Tensor, heads: int) -> torch.Tensor:

@@ -16,19 +16,54 @@ float half_to_float(uint16_t half) {
     return moved * kHalfExponents;
 }
 
+// Adds the q of a group's k-th input to a column.
+void add_code(uint8_t* group, int column, int k, uint16_t q) {
+    uint16_t* words = reinterpret_cast<uint16_t*>(group + PackedInt4::kScaleBytes) + column / kLanes * 32;
+    words[column % kLanes * 2 + k / 8 * 64 + k % 2] |= static_cast<uint16_t>(q << (k % 8 / 2 * 4));
+}
+
 }  // namespace
 
 PackedInt4::PackedInt4(const bf16* source, int rows, int columns, ThreadPool& pool)
     : outputs_(rows), blocks_((rows + kTileColumns - 1) / kTileColumns), groups_(columns / kGroupInputs) {
+    pack_columns(pool, [&](int output, uint8_t* block, int column) {
+        pack_column(source + static_cast<ptrdiff_t>(output) * columns, block, column);
+    });
+}
+
+PackedInt4::PackedInt4(const uint8_t* codes, const float* scales, const float* zeros, int rows, int columns,
+                       ThreadPool& pool)
+    : outputs_(rows),
+      blocks_((rows + kTileColumns - 1) / kTileColumns),
+      groups_(columns / kGroupInputs),
+      has_zeros_(true) {
+    pack_columns(pool, [&](int output, uint8_t* block, int column) {
+        const ptrdiff_t row = output, first = row * groups_;
+        pack_codes(codes + row * columns, scales + first, zeros + first, block, column);
+    });
+}
+
+// Calls pack(output, block, column of the block) for each output.
+template <class Pack>
+void PackedInt4::pack_columns(ThreadPool& pool, Pack&& pack) {
     data_.resize(static_cast<size_t>(blocks_) * block_bytes());
     pool.run(blocks_, 1, [&](int, int begin, int end, int) {
         for (int block = begin; block < end; ++block) {
             uint8_t* target = data_.data() + static_cast<size_t>(block) * block_bytes();
             for (int c = 0; c < kTileColumns && block * kTileColumns + c < outputs_; ++c) {
-                pack_column(source + static_cast<ptrdiff_t>(block * kTileColumns + c) * columns, target, c);
+                pack(block * kTileColumns + c, target, c);
             }
         }
     });
+}
+
+void PackedInt4::pack_codes(const uint8_t* row, const float* scales, const float* zeros, uint8_t* block,
+                            int column) const {
+    for (int g = 0; g < groups_; ++g, row += kGroupInputs, block += kGroupBytes) {
+        reinterpret_cast<uint16_t*>(block)[column] = round_to_half(scales[g]);
+        reinterpret_cast<bf16*>(block)[kTileColumns + column] = from_float<bf16>(-zeros[g]);
+        for (int k = 0; k < kGroupInputs; ++k) add_code(block, column, k, row[k]);
+    }
 }
 
 // Columns past the last output stay zero: scale, minimum and q.
@@ -43,11 +78,10 @@ void PackedInt4::pack_column(const bf16* row, uint8_t* block, int column) const 
         reinterpret_cast<uint16_t*>(block)[column] = half;
         reinterpret_cast<bf16*>(block)[kTileColumns + column] = from_float<bf16>(low);
         const float scale = half_to_float(half);
-        uint16_t* words = reinterpret_cast<uint16_t*>(block + kScaleBytes) + column / kLanes * 32 + column % kLanes * 2;
         for (int k = 0; k < kGroupInputs; ++k) {
             const float exact = scale > 0.0f ? (to_float(row[k]) - low) / scale : 0.0f;
             const uint16_t q = static_cast<uint16_t>(std::min(15.0f, std::max(0.0f, std::nearbyint(exact))));
-            words[k / 8 * 64 + k % 2] |= static_cast<uint16_t>(q << (k % 8 / 2 * 4));
+            add_code(block, column, k, q);
         }
     }
 }
@@ -99,7 +133,8 @@ void add_steps(const uint8_t* bytes, const Act<bf16>* act, ptrdiff_t stride, F16
 }
 
 template <int Rows>
-void tile_of(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block, float* tile) {
+void tile_of(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
+             bool has_zeros, float* tile) {
     F16 total[Rows][2];
     for (int r = 0; r < Rows; ++r) total[r][0] = total[r][1] = zero();
     for (int g = 0; g < groups; ++g, block += PackedInt4::kGroupBytes, act += kGroupInputs) {
@@ -115,7 +150,8 @@ void tile_of(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int grou
         const bf16* minima = reinterpret_cast<const bf16*>(block) + kTileColumns;
 #pragma GCC unroll 2
         for (int p = 0; p < 2; ++p) {
-            const F16 scale = load_half(scales + p * kLanes), low = load(minima + p * kLanes);
+            const F16 scale = load_half(scales + p * kLanes), stored = load(minima + p * kLanes);
+            const F16 low = has_zeros ? scale * stored : stored;
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 total[r][p] = fma(scale, sum[r][p], total[r][p]);
@@ -129,7 +165,7 @@ void tile_of(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int grou
     }
 }
 
-using TileOf = void (*)(const Act<bf16>*, ptrdiff_t, const float*, int, const uint8_t*, float*);
+using TileOf = void (*)(const Act<bf16>*, ptrdiff_t, const float*, int, const uint8_t*, bool, float*);
 
 template <size_t... Index>
 constexpr std::array<TileOf, sizeof...(Index)> heights(std::index_sequence<Index...>) {
@@ -141,8 +177,8 @@ constexpr auto kTiles = heights(std::make_index_sequence<kInt4Rows>());
 }  // namespace
 
 void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
-                        int height, float* tile) {
-    kTiles[static_cast<size_t>(height) - 1](act, stride, sums, groups, block, tile);
+                        bool has_zeros, int height, float* tile) {
+    kTiles[static_cast<size_t>(height) - 1](act, stride, sums, groups, block, has_zeros, tile);
 }
 #endif
 

@@ -5,6 +5,8 @@
 // precision) and their minima (bf16), then four times 64 bytes for each of two panels. In such 64 bytes the
 // 16-bit word 2 c + m holds, for column c, the four q of inputs m, m + 2, m + 4 and m + 6: four steps of pairs,
 // unpacked by shifts.
+// Codes that come with zeros, weight = scale * (q - zero), lie alike, with minus the zero in place of the minimum: a
+// product with the scale makes it one, so that nothing of a scale in half precision and a whole zero is rounded.
 // One kernel serves every number of rows, so a row's bits do not depend on its neighbours; beyond some
 // sixteen rows unpacking costs more than the memory it saves.
 // Must not know: models, which product this is.
@@ -23,7 +25,11 @@ public:
     // Quantizes `rows` x `columns` numbers, row-major; columns must be a multiple of 32.
     PackedInt4(const bf16* source, int rows, int columns, ThreadPool& pool);
 
+    // Takes codes as they are: `rows` x `columns` of 0..15, and a scale and a zero (at most 256) for each 32 of them.
+    PackedInt4(const uint8_t* codes, const float* scales, const float* zeros, int rows, int columns, ThreadPool& pool);
+
     int blocks() const { return blocks_; }
+    bool has_zeros() const { return has_zeros_; }
     int groups() const { return groups_; }
     int outputs() const { return outputs_; }
     size_t bytes() const { return data_.bytes(); }
@@ -36,11 +42,15 @@ public:
 private:
     size_t block_bytes() const { return static_cast<size_t>(groups_) * kGroupBytes; }
     void pack_column(const bf16* row, uint8_t* block, int column) const;
+    void pack_codes(const uint8_t* row, const float* scales, const float* zeros, uint8_t* block, int column) const;
+    template <class Pack>
+    void pack_columns(ThreadPool& pool, Pack&& pack);
 
     Buffer<uint8_t> data_;
     int outputs_ = 0;
     int blocks_ = 0;
     int groups_ = 0;
+    bool has_zeros_ = false;
 };
 
 // Sums of each row's groups of 32 numbers: [rows][groups], which the minima are multiplied by.
@@ -52,7 +62,7 @@ constexpr int kInt4Rows = kStepMultiple<bf16> > 1 ? kTileRows<bf16> : (kMaxRows 
 // tile [height][32] = `height` rows (1 to kInt4Rows) x one block; `sums` are those of the first row. The caller's
 // TileShapes must be set for `height`.
 void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
-                        int height, float* tile);
+                        bool has_zeros, int height, float* tile);
 
 // One product over all threads; `sums` is memory for it to use, grown as needed.
 template <class Finish>
@@ -78,7 +88,7 @@ void multiply_int4(const Rows<bf16>& rows, const PackedInt4& weight, Buffer<floa
                 shapes.set(height, kTileSteps);
                 const float* row_sums = sums.data() + static_cast<ptrdiff_t>(row) * groups;
                 multiply_int4_tile(rows.data + row * rows.stride, rows.stride, row_sums, groups, weight.block(block),
-                                   height, tile);
+                                   weight.has_zeros(), height, tile);
                 finish(row, height, block, tile);
             }
         }

@@ -26,11 +26,15 @@ void unpack_group(const uint8_t* bytes, __m512i table, bf16* panels) {
 }
 
 // tile += scale * products + minimum * sum of the row's group, for each row and column.
-void add_group(const uint8_t* group, const float* products, const float* sums, int groups, int height, float* tile) {
+void add_group(const uint8_t* group, const float* products, const float* sums, int groups, bool has_zeros,
+               int height, float* tile) {
     const uint16_t* scales = reinterpret_cast<const uint16_t*>(group);
     const bf16* minima = reinterpret_cast<const bf16*>(group) + kTileColumns;
     const F16 scale[2] = {load_half(scales), load_half(scales + kLanes)};
-    const F16 low[2] = {load(minima), load(minima + kLanes)};
+    F16 low[2] = {load(minima), load(minima + kLanes)};
+    if (has_zeros) {
+        for (int p = 0; p < 2; ++p) low[p] = scale[p] * low[p];
+    }
     for (int r = 0; r < height; ++r, products += kTileColumns, tile += kTileColumns, sums += groups) {
         const F16 sum = set1(*sums);
         for (int p = 0; p < 2; ++p) {
@@ -43,7 +47,7 @@ void add_group(const uint8_t* group, const float* products, const float* sums, i
 }  // namespace
 
 void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
-                        int height, float* tile) {
+                        bool has_zeros, int height, float* tile) {
     // Two of each, so that the next group is unpacked while the unit still reads the last one.
     alignas(64) bf16 panels[2][kGroupInputs * kTileColumns];
     alignas(64) float products[2][kInt4Rows * kTileColumns];
@@ -58,7 +62,7 @@ void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sum
         unpack_group(block + PackedInt4::kScaleBytes, table, panel);
         const Run<bf16> run{panel, panel + 2 * kLanes, kTileSteps};
         multiply({act, stride, &run, 1, 2 * kTileColumns, product, kTileColumns, false, nullptr});
-        add_group(block, product, sums + g, groups, height, tile);
+        add_group(block, product, sums + g, groups, has_zeros, height, tile);
     }
 }
 

@@ -22,6 +22,14 @@ class Matrix:
             "matrix_create", *kind, weight.data_ptr(), self._outputs, columns, team.handle
         )
 
+    @classmethod
+    def of_codes(cls, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, team: ThreadTeam) -> "Matrix":
+        made = cls.__new__(cls)
+        made._library, made._team, made._outputs = team.library, team, len(codes)
+        pointers = [part.data_ptr() for part in (codes, scales, zeros)]
+        made._handle = team.library.create("matrix_of_codes", *pointers, *codes.shape, team.handle)
+        return made
+
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         rows = rows.contiguous()
         out = torch.full((len(rows), self._outputs), float("nan"))
@@ -115,4 +123,41 @@ def test_four_bit_rows_have_the_bits_of_a_row_alone(team: ThreadTeam) -> None:
     alone = torch.cat([matrix(act[i : i + 1]) for i in range(40)])
     for rows in range(1, 41):
         assert torch.equal(matrix(act[:rows]), alone[:rows]), rows
+    matrix.close()
+
+
+def _codes(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes with scales in half precision and zeros of 0..16, for each 32 inputs."""
+    generator = torch.Generator().manual_seed(5)
+    codes = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(0, 17, (outputs, inputs // 32), generator=generator).float()
+    scales = (torch.rand(outputs, inputs // 32, generator=generator) / 64).half().float()
+    return codes, scales, zeros
+
+
+def _meant(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    groups = codes.float().view(len(codes), -1, 32)
+    return ((groups - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)).view(codes.shape)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (33, 64), (64, 96), (70, 320)])
+def test_codes_are_kept_exactly(team: ThreadTeam, outputs: int, inputs: int) -> None:
+    """A row of ones and zeros reads a weight: scale and zero lose nothing."""
+    parts = _codes(outputs, inputs)
+    matrix = Matrix.of_codes(*parts, team)
+    assert torch.equal(matrix(torch.eye(inputs)).T, _meant(*parts))
+    matrix.close()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 23])
+def test_product_with_codes(team: ThreadTeam, rows: int) -> None:
+    parts = _codes(100, 160)
+    act = _random(rows, 160, seed=1).bfloat16().float()
+    matrix = Matrix.of_codes(*parts, team)
+    kept = _meant(*parts).double()
+    largest = parts[1].repeat_interleave(32, 1).double() * 16
+    bound = 2e-5 * (act.double().abs() @ largest.T)
+    got = matrix(act)
+    assert ((got.double() - act.double() @ kept.T).abs() <= bound).all()
+    assert torch.equal(torch.cat([matrix(act[i : i + 1]) for i in range(rows)]), got)
     matrix.close()
