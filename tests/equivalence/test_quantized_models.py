@@ -192,7 +192,7 @@ def test_int4_through_the_worker(tmp_path: Path) -> None:
     assert weights.error is not None
     assert (weights.source, weights.kept) == ("gptq, 4 bits, groups of 32", "int4")
     assert weights.error.reference == "float32"
-    assert 0.0 < weights.error.relative < 0.02
+    assert 0.0 < weights.error.relative < 0.05
     assert [len(text) for text in _texts(worker)] == [COUNT] * 3
 
 
