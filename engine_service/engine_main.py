@@ -280,7 +280,7 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         max_model_len=limits.max_model_len,
         eos_token_ids=info.eos_token_ids,
         tokenizer_fingerprint=tokenizer_fingerprint(folder),
-        weights_fingerprint=weights_fingerprint(folder),
+        weights_fingerprint=_weights_fingerprint(folder, config.model.weight_format),
         architecture=info.architecture,
         dtype=info.dtype,
         block_size=info.block_size,
@@ -297,6 +297,12 @@ def _engine_info(info: WorkerInfo, limits: EngineLimits, folder: Path, config: E
         step_token_budget=config.scheduling.step_token_budget,
         weights=info.weights,
     )
+
+
+def _weights_fingerprint(folder: Path, weight_format: str) -> str:
+    """Weights that are kept otherwise give other tokens: such engines may not go on with each other's requests."""
+    found = weights_fingerprint(folder)
+    return found if not found or weight_format == "plain" else f"{found}-{weight_format}"
 
 
 def _default_sampling(config: EngineConfig, folder: Path) -> SamplingDefaults:
