@@ -74,7 +74,7 @@ class TokenizerServicer:
             return await _deliver(session, call, context, kind)
 
     async def _tokenize(self, request: pb.TokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapters())
+        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapter_names)
         if refusal is not None:
             return refusal
         prompt = tokenize_prompt(request)
@@ -93,7 +93,7 @@ class TokenizerServicer:
         return _rename_fields(answer) if isinstance(answer, Refusal) else answer
 
     async def _detokenize(self, request: pb.DetokenizeRequest, _call: Call) -> bytes | Refusal:
-        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapters())
+        refusal = check_model(request.model, self.intake.model_name, self.intake.texts.router.adapter_names)
         if refusal is not None:
             return refusal
         skips = skips_special_tokens(request)

@@ -104,7 +104,7 @@ class Readers:
 
     async def _options(self, fields: GenerationFields, sampling: SamplingOptions) -> GenerationOptions | HttpError:
         """Words that may not come are encoded here: the engine knows tokens only."""
-        refusal = check_model(fields.model, self.model_name, self.texts.router.adapters())
+        refusal = check_model(fields.model, self.model_name, self.texts.router.adapter_names)
         if refusal is not None:
             return http_error(refusal, FieldNames())
         bad_words = list[tuple[int, ...]]()

@@ -38,7 +38,7 @@ class ServiceEndpoints:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        refusal = check_model(name, self.model_name, self.router.adapters())
+        refusal = check_model(name, self.model_name, self.router.adapter_names)
         if refusal is not None:
             return error_response(http_error(refusal, FieldNames()))
         return _json(self._model("" if name == self.model_name else name))

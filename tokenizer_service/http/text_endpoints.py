@@ -89,7 +89,7 @@ class TextEndpoints:
         return http_error(answer, names) if isinstance(answer, Refusal) else answer
 
     def _prompt(self, fields: TokenizeFields) -> Prompt | HttpError:
-        refusal = check_model(fields.model, self.model_name, self.calls.texts.router.adapters())
+        refusal = check_model(fields.model, self.model_name, self.calls.texts.router.adapter_names)
         if refusal is not None:
             return http_error(refusal, FieldNames())
         if (fields.prompt is None) == (fields.messages is None):
@@ -116,7 +116,7 @@ class TextEndpoints:
         return http_error(invalid(violations[:MAX_VIOLATIONS]), CHAT_NAMES) if violations else prompt
 
     async def _detokenize(self, fields: DetokenizeFields, exchange: Exchange) -> bytes | HttpError:
-        refusal = check_model(fields.model, self.model_name, self.calls.texts.router.adapters())
+        refusal = check_model(fields.model, self.model_name, self.calls.texts.router.adapter_names)
         if refusal is not None:
             return http_error(refusal, FieldNames())
 

@@ -49,6 +49,19 @@ class Router:
         models = (c.model for c in self.connections if c.is_connected and c.model is not None)
         return min(models, key=lambda model: model.max_model_len, default=None)
 
+    def fingerprint(self, adapter: str) -> str | None:
+        """Of the content that a connected replica has under this name: of the first one, where contents differ."""
+        for connection in self.connections:
+            if connection.is_connected and connection.model is not None:
+                found = connection.model.adapters.get(adapter)
+                if found is not None:
+                    return found.fingerprint
+        return None
+
+    @property
+    def adapter_names(self) -> "AdapterNames":
+        return AdapterNames(self)
+
     def num_with(self, adapter: str) -> int:
         """Connected replicas that have an adapter of this name."""
         return sum(c.is_connected and c.model is not None and adapter in c.model.adapters for c in self.connections)
@@ -102,6 +115,16 @@ class Router:
     def _expect(self, chosen: EngineConnection, names: "_BlockNames", cached_blocks: int) -> None:
         if chosen.blocks is not None and (digests := names.made(chosen.block_size)):
             self.expected.add(chosen.blocks.bit, digests[cached_blocks:], self.clock())
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNames:
+    """Those that a connected replica has now; asked for one by one, without making a list of all."""
+
+    router: Router
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.router.fingerprint(name) is not None
 
 
 class _BlockNames:

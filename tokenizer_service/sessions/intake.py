@@ -105,7 +105,7 @@ class Intake:
             model.vocab_size,
             model.max_model_len,
             self.allow_chat_template,
-            self.texts.router.adapters(),
+            self.texts.router.adapter_names,
         )
         request = validate_request(draft, rules, new_id=new_id, deadline=caller.deadline)
         return request if isinstance(request, Refusal) else _of_tenant(request, caller.tenant)

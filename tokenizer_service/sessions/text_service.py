@@ -154,7 +154,7 @@ class TextService:
             tenant=request.tenant,
             weight=request.weight,
             adapter=request.adapter,
-            adapter_fingerprint=self.router.adapters().get(request.adapter, "") if request.adapter else "",
+            adapter_fingerprint=(self.router.fingerprint(request.adapter) or "") if request.adapter else "",
             span=observer.span,
         )
         refusal = session.start(partial(self.failover.submit, submission))

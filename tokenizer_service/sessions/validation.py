@@ -3,7 +3,7 @@
 Must not know: grpc, protobuf, how a request is served.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from tokenizer_service.engines.refusal import Refusal, RefusalCode, Violation, invalid
@@ -34,7 +34,7 @@ class RequestRules:
     vocab_size: int
     max_model_len: int
     allow_chat_template: bool = False
-    adapters: Collection[str] = ()
+    adapters: Container[str] = ()
 
 
 def validate_request(
@@ -58,7 +58,7 @@ def validate_request(
     )
 
 
-def check_model(name: str, served: str, adapters: Collection[str]) -> Refusal | None:
+def check_model(name: str, served: str, adapters: Container[str]) -> Refusal | None:
     """Empty is the served model; a name that is neither its nor an adapter's is NOT_FOUND."""
     if name in ("", served) or name in adapters:
         return None
