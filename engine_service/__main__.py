@@ -1,7 +1,7 @@
 """`tokenwire-engine`: builds the front process of the engine service and runs it.
 
-Together with `engine_main` the only place that builds objects. Never imports torch: that is the engine
-process's, which is started from here.
+Together with `engine_main` and `build_engine` the only place that builds objects. Never imports torch: that is
+the engine process's, which is started from here.
 """
 
 import asyncio

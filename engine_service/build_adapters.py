@@ -1,4 +1,4 @@
-"""Builds what keeps an engine's LoRA adapters, with those of the start in it. Part of `engine_main`.
+"""Builds what keeps an engine's LoRA adapters, with those of the start in it. Part of `build_engine`.
 
 Must not know: requests, gRPC.
 """

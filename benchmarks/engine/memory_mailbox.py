@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from engine_service.build_engine import build_engine
 from engine_service.engine_config import EngineConfig
-from engine_service.engine_main import build_engine
 from engine_service.loop.engine_loop import EngineLoop
 from engine_service.loop.mailbox import EngineMailbox
 from engine_service.loop.messages import Command, EngineReady, StepReport

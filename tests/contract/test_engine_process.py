@@ -18,9 +18,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from engine_service.build_engine import build_engine
 from engine_service.config import EngineSettings
 from engine_service.engine_config import engine_config
-from engine_service.engine_main import build_engine
 from engine_service.loop.mailbox import EngineMailbox, socket_pair
 from service_runtime.grpc_server import channel_options
 from tests.fixtures.checkpoints import greedy_of, load_reference, write_hist
