@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import grpc.aio
+import pytest
 import structlog
 
 # Collecting old channels after the last of them was shut down may hang inside grpc.aio; one use that lasts for
@@ -23,3 +24,10 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers that run the suite together must know the tests by the same names."""
+    changing = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if changing:
+        raise pytest.UsageError(f"names that hold an address, which is another one in each process: {changing}")

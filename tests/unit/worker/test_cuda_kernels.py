@@ -46,7 +46,14 @@ def fault_of(kernel: AttentionKernel, layers: tuple[LayerShape, ...] = LAYERS, s
         (VarlenGatherKernel(OLD), 48),
         (DenseKernel(), 64),
     ],
-    ids=str,
+    ids=[
+        "paged",
+        "paged by a function that fills nothing",
+        "paged in one piece",
+        "gathered",
+        "gathered by 2.10",
+        "dense",
+    ],
 )
 def test_a_sound_kernel_passes(kernel: AttentionKernel, size: int) -> None:
     assert kernel.refusal(LAYERS, torch.bfloat16) is None
