@@ -201,7 +201,8 @@ async def _leave_to_transport(call: Call, refusal: Refusal) -> None:
     that grpc.aio never gives back (grpc/grpc issue 43360), at each call that is cancelled or late."""
     if refusal is _CLIENT_GONE:
         raise asyncio.CancelledError
-    if refusal.code is RefusalCode.DEADLINE_EXCEEDED and call.deadline is not None:
+    has_passed = call.deadline is not None and call.clock() >= call.deadline - _DEADLINE_TOLERANCE_S
+    if refusal.code is RefusalCode.DEADLINE_EXCEEDED and has_passed:  # one that cannot be met is refused at once
         await asyncio.sleep(_TRANSPORT_ENDS_WITHIN_S)  # cancelled by the transport long before that
 
 

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.fixtures.tokenizer_app import eventually
+from tokenizer_service.api import calls
 from tokenizer_service.api.call import Call
 from tokenizer_service.api.calls import CallRunner, ClientGone
 from tokenizer_service.api.metrics import TokenizerMetrics
@@ -82,3 +83,21 @@ async def test_a_deadline_is_left_to_the_transport() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before it passes: the transport would not end the call."""
+    runner, _ = new_runner()
+    told = list[Refusal]()
+
+    async def note(_context: object, refusal: Refusal, *_: object) -> None:
+        told.append(refusal)
+
+    async def body(_request: object, _call: Call) -> Refusal:
+        return Refusal(RefusalCode.DEADLINE_EXCEEDED, "too late")
+
+    monkeypatch.setattr(calls, "abort", note)
+    monkeypatch.setattr(calls, "_TRANSPORT_ENDS_WITHIN_S", 3600.0)
+    async with asyncio.timeout(30.0):
+        await runner.run("Generate", silent_context(100.0), object(), body)
+    assert [refusal.message for refusal in told] == ["too late"]
