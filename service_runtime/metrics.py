@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
@@ -17,10 +18,11 @@ from prometheus_client import (
     Metric,
     ProcessCollector,
     disable_created_metrics,
-    make_wsgi_app,
     start_http_server,
 )
 from prometheus_client.registry import Collector
+
+from service_runtime.metrics_page import render_page
 
 Item = TypeVar("Item")
 OTHER = "other"
@@ -131,19 +133,32 @@ def start_metrics_server(
     disable_created_metrics()  # type: ignore[no-untyped-call]
     server, thread = start_http_server(port, addr=host, registry=registry)
     server.RequestHandlerClass = _Handler
-    server.set_app(_with_health(make_wsgi_app(registry), is_ready))
+    server.set_app(_watched(registry, is_ready))
     return MetricsServer(server, thread)
 
 
-def _with_health(metrics: Callable[..., Any], is_ready: Callable[[], bool]) -> Callable[..., Any]:
-    """`/livez`: the process answers. `/readyz`: 200 while new requests are taken, else 503. The rest: metrics."""
+def _watched(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Callable[..., Any]:
+    """`/livez`: the process answers. `/readyz`: 200 while new requests are taken, else 503. `/metrics`: the page."""
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        path = environ["PATH_INFO"]
-        if path not in ("/livez", "/readyz"):
-            return metrics(environ, start_response)
-        is_good = path == "/livez" or is_ready()
-        start_response("200 OK" if is_good else "503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [b"ok\n" if is_good else b"not ready\n"]
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        status, headers, body = _answer(environ, registry, is_ready)
+        start_response(status, list(headers.items()))
+        return [body]
 
     return answer
+
+
+def _answer(
+    environ: dict[str, Any], registry: CollectorRegistry, is_ready: Callable[[], bool]
+) -> tuple[str, dict[str, str], bytes]:
+    path, plain = environ["PATH_INFO"], {"content-type": "text/plain"}
+    if environ["REQUEST_METHOD"] != "GET":
+        return "405 Method Not Allowed", plain | {"allow": "GET"}, b"GET only\n"
+    if path == "/metrics":
+        names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])
+        accept, encoding = environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
+        return "200 OK", *render_page(registry, accept, encoding, names)
+    if path not in ("/livez", "/readyz"):
+        return "404 Not Found", plain, b"/metrics, /livez or /readyz\n"
+    is_good = path == "/livez" or is_ready()
+    return ("200 OK", plain, b"ok\n") if is_good else ("503 Service Unavailable", plain, b"not ready\n")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service_runtime.metrics_page import render_page
 from tokenizer_service.http.errors import FieldNames, HttpError, http_error
 from tokenizer_service.http.facts import compact
 from tokenizer_service.http.page import Page
@@ -64,8 +64,10 @@ class ServiceEndpoints:
         return error_response(HttpError(503, _NOT_READY, code="not_ready", headers={"retry-after": "1"}))
 
     async def metrics(self, request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self.registry), media_type=None, headers={"content-type": content_type})
+        headers, body = render_page(
+            self.registry, request.headers.get("accept", ""), request.headers.get("accept-encoding", "")
+        )
+        return Response(body, headers=headers)
 
     async def index(self, _request: Request) -> Response:
         return Response(self.page.html, headers=self.page.headers)

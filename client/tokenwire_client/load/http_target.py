@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import json
 import ssl
+import types
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -42,10 +44,11 @@ class HttpTarget:
         tls: Tls | None = None,
     ) -> None:
         """`extra` is added to each body. Inside the event loop only."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=_context(tls))
+        context = _context(tls)
+        self._kept = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=context))
+        self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True, ssl=context))
+        self._keeps_connections = True
         self._server_name = None if tls is None else tls.server_name
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
         self._url = f"{base_url.rstrip('/')}/v1/{'chat/' if chat else ''}completions"
         self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
         self._chat = chat
@@ -60,12 +63,8 @@ class HttpTarget:
         self._common |= extra or {}
 
     async def stream(self, request: LoadRequest) -> AsyncGenerator[Part, None]:
-        body = self.body(request)
         try:
-            headers = self._headers[request.tenant]
-            async with self._session.post(
-                self._url, json=body, headers=headers, server_hostname=self._server_name
-            ) as response:
+            async with await self._post(self.body(request), self._headers[request.tenant]) as response:
                 if response.status != 200:
                     text = (await response.content.read(_LONGEST_MESSAGE)).decode(errors="replace")
                     raise RequestFailed(f"http_{response.status}", text)
@@ -84,6 +83,26 @@ class HttpTarget:
             raise RequestFailed("bad_stream", str(error)[:_LONGEST_MESSAGE]) from error
         raise RequestFailed("incomplete_stream", "the stream ended without [DONE]")
 
+    async def _post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """The answer's beginning. A server that ends a connection which it said it would keep has not seen the request:
+        it is sent again, and from then on each has a new connection."""
+        if self._keeps_connections:
+            use = _Use()
+            try:
+                return await self._send(self._kept, body, headers, use)
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                if not use.is_reused:
+                    raise
+                self._keeps_connections = False
+        return await self._send(self._fresh, body, headers, _Use())
+
+    async def _send(
+        self, session: aiohttp.ClientSession, body: dict[str, Any], headers: Mapping[str, str], use: "_Use"
+    ) -> aiohttp.ClientResponse:
+        return await session.post(
+            self._url, json=body, headers=headers, server_hostname=self._server_name, trace_request_ctx=use
+        )
+
     def body(self, request: LoadRequest) -> dict[str, Any]:
         body = self._common | {"max_tokens": request.max_tokens}
         if self._chat:
@@ -91,7 +110,32 @@ class HttpTarget:
         return body | {"prompt": request.text}
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._kept.close()
+        await self._fresh.close()
+
+
+@dataclass(slots=True)
+class _Use:
+    """Whether a request went over a connection that another one had used."""
+
+    is_reused: bool = False
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE, trace_configs=[trace]
+    )
+
+
+async def _note_reuse(
+    _session: aiohttp.ClientSession,
+    context: types.SimpleNamespace,
+    _parameters: aiohttp.TraceConnectionReuseconnParams,
+) -> None:
+    context.trace_request_ctx.is_reused = True
 
 
 async def _read_end(stream: aiohttp.StreamReader) -> None:

@@ -1,5 +1,6 @@
 """The HTTP target against a real server on a socket that streams what servers stream."""
 
+import asyncio
 import contextlib
 import json
 import ssl
@@ -163,6 +164,48 @@ async def test_connections_are_used_again() -> None:
             assert [part async for part in target.stream(REQUEST)] == [Part(1)]
         await target.close()
     assert len({peer for _, _, _, peer in seen}) == 1
+
+
+@contextlib.asynccontextmanager
+async def hasty_server(answers: int) -> AsyncIterator[tuple[str, list[int]]]:
+    """Keeps each connection open for `answers` requests and ends it, unannounced, when one more has come. Gives its
+    URL and how many requests each connection has brought."""
+    brought: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(brought)
+        brought.append(0)
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                await reader.readexactly(int(length.partition(b":")[2]))
+                brought[number] += 1
+                if brought[number] > answers:
+                    return
+                text = (chunk(" x") + USAGE + DONE).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        host, port = listening.sockets[0].getsockname()
+        yield f"http://{host}:{port}", brought
+
+
+async def test_a_server_that_keeps_no_connections_loses_no_request() -> None:
+    async with hasty_server(answers=1) as (url, brought):
+        target = HttpTarget(url, [None, None], model="m")
+        for _ in range(4):
+            assert [part async for part in target.stream(REQUEST)] == [Part(1), Part(0, 2, 3, 1)]
+        await target.close()
+    # The second request met the end of the first connection; after it nobody tries that again.
+    assert brought == [2, 1, 1, 1]
+
+
+async def test_a_request_that_a_server_may_have_begun_is_not_sent_again() -> None:
+    async with hasty_server(answers=0) as (url, brought):
+        with pytest.raises(RequestFailed) as failed:
+            await parts_of(url)
+    assert failed.value.status == "connection"
+    assert brought == [1]
 
 
 async def test_the_first_model_is_taken() -> None:
