@@ -90,7 +90,7 @@ class HttpTarget:
             use = _Use()
             try:
                 return await self._send(self._kept, body, headers, use)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+            except (aiohttp.ClientConnectionError, ConnectionError):
                 if not use.is_reused:
                     raise
                 self._keeps_connections = False
