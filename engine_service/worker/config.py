@@ -20,10 +20,12 @@ class ModelDtype(Enum):
 
 
 class WeightFormat(Enum):
-    """How weights are kept. INT4: groups of 32 with a scale and a minimum, for small batches; lossy."""
+    """How weights are kept. INT4: groups of 32 with a scale and a minimum; INT8: a scale for each output, or for groups
+    where a checkpoint has them. Both are for small batches, and lossy."""
 
     PLAIN = "plain"
     INT4 = "int4"
+    INT8 = "int8"
 
 
 class Device(Enum):

@@ -267,6 +267,8 @@ def weight_format_refusal(shape: DecoderShape, dtype: torch.dtype, weight_format
     """Why this decoder cannot keep its weights so, or None. Only the layers' matrices are kept as INT4."""
     if weight_format is WeightFormat.PLAIN:
         return None
+    if weight_format is not WeightFormat.INT4:
+        return f"there are no {weight_format.value} weights here yet"
     if dtype is not torch.bfloat16:
         return f"four-bit weights need bfloat16, not {dtype}"
     if shape.hidden % _FOUR_BIT_GROUP or shape.intermediate % _FOUR_BIT_GROUP:
