@@ -6,7 +6,7 @@ Must not know: how a rate is measured, how results look.
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenwire_client.load.results import Knee, Round
 
@@ -40,6 +40,13 @@ class Rule:
         wanted = found.rates.offered * (1 - counts.cancelled / counts.intended)
         return found.rates.ok >= self.kept_share * wanted
 
+    def doubt(self, found: Round) -> str | None:
+        """A note where so few requests were sent that a single one decides."""
+        missed = 1 - (self.good_share if self.by_goodput else self.kept_share)
+        if not 0 < found.counts.intended * missed < 1:
+            return None
+        return f"Of {found.counts.intended} requests a single one decides: a longer duration would tell more."
+
     def words(self) -> str:
         if self.by_goodput:
             return f"at least {self.good_share:.0%} of the requests within the targets"
@@ -70,7 +77,9 @@ async def sweep(plan: Plan, rule: Rule, measure: Measure) -> tuple[list[Round], 
     found: list[Round] = []
 
     async def sustained(rate: float) -> bool:
-        found.append(await measure(rate))
+        measured = await measure(rate)
+        doubt = rule.doubt(measured)
+        found.append(replace(measured, notes=(*measured.notes, doubt)) if doubt else measured)
         return rule.holds(found[-1]) and not found[-1].interrupted
 
     if plan.rates:

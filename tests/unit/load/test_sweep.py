@@ -113,3 +113,15 @@ def test_an_interrupted_sweep_keeps_what_it_has() -> None:
 def test_what_is_no_plan_is_refused(plan: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"rates|factor"):
         Plan(**plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("count", "is_doubted"), [(19, True), (20, False), (400, False)])
+def test_a_rate_with_few_requests_says_so(count: int, is_doubted: bool) -> None:
+    async def measure(rate: float) -> Round:
+        return round_of(rate=rate, count=count, ttft=0.05, targets=Targets(ttft=0.1))
+
+    found, knee = asyncio.run(sweep(Plan(rates=(1,)), Rule(by_goodput=True, good_share=0.95), measure))
+    assert knee.rate == 1
+    assert found[0].notes == (
+        (f"Of {count} requests a single one decides: a longer duration would tell more.",) * is_doubted
+    )
