@@ -18,7 +18,8 @@ from engine_service.core.request import Request
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
 from engine_service.worker.config import WorkerConfig
-from engine_service.worker.worker import Worker, build_worker
+from engine_service.worker.build import build_worker
+from engine_service.worker.worker import Worker
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 
 _BLOCKS, _BLOCK_SIZE, _LENGTH, _BUDGET = 2000, 16, 2048, 512

@@ -17,7 +17,7 @@ from engine_service.worker.memory import free_memory
 from engine_service.worker.rank_group import RankGroup, RankSeat
 from engine_service.worker.ranks import RankPool
 from engine_service.worker.scored_pieces import cut
-from engine_service.worker.worker import build_batch
+from engine_service.worker.build import build_batch
 
 
 class Follower:

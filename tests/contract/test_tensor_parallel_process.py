@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from engine_service.worker.config import Device, WeightFormat, WorkerConfig
-from engine_service.worker.worker import build_worker
+from engine_service.worker.build import build_worker
 from tests.contract.test_engine_process import (
     collect,
     connect,

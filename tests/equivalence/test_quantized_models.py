@@ -18,7 +18,8 @@ from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cp
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.quantized.checkpoint import open_checkpoint
 from engine_service.worker.weight_error import POOL, measure_error
-from engine_service.worker.worker import Worker, build_worker
+from engine_service.worker.build import build_worker
+from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import greedy_of
 from tests.fixtures.plan_driver import Job, PlanDriver, at_most
 from tests.fixtures.quantized import FORMATS, write_quantized

@@ -18,7 +18,8 @@ from engine_service.worker.cuda.pinned import PinnedTransfer
 from engine_service.worker.cuda.self_test import find_fault
 from engine_service.worker.logits import find_peaks
 from engine_service.worker.sampled import Sampled
-from engine_service.worker.worker import Worker, build_worker
+from engine_service.worker.build import build_worker
+from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import HIST_VOCAB, greedy_of, load_reference, write_hist
 from tests.fixtures.plan_driver import Job, PlanDriver, at_most
 

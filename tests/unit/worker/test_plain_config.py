@@ -147,7 +147,7 @@ _BUILD = """
 import sys
 from pathlib import Path
 from engine_service.worker.config import WorkerConfig
-from engine_service.worker.worker import build_worker
+from engine_service.worker.build import build_worker
 print(build_worker(WorkerConfig(Path(sys.argv[1]), num_blocks=4)).info.backend)
 print("transformers" in sys.modules)
 """
