@@ -4,14 +4,13 @@ Must not know: torch, gRPC, how the settings are used.
 """
 
 from enum import Enum
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from engine_service.byte_sizes import Bytes
-from engine_service.lora_options import named_adapters
+from engine_service.setting_rules import check_together
 from service_runtime.config import ServiceSettings
 from service_runtime.grpc_server import DEFAULT_MAX_REQUEST_BYTES
 from service_runtime.logs import LogFormat
@@ -231,74 +230,8 @@ class EngineSettings(ServiceSettings):
         return value
 
     @model_validator(mode="after")
-    def _step_is_possible(self) -> Self:
-        chunk = self.prefill_chunk_size
-        if chunk is not None and chunk > self.step_token_budget:
-            raise ValueError(f"--prefill-chunk-size {chunk:,} exceeds --step-token-budget {self.step_token_budget:,}")
-        if self.max_num_requests is not None and self.max_num_requests > self.step_token_budget:
-            raise ValueError(
-                f"--max-num-requests {self.max_num_requests:,} exceeds --step-token-budget "
-                f"{self.step_token_budget:,}: each running request needs one token of a step"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _combination_is_possible(self) -> Self:
-        sizes = [
-            flag
-            for flag, value in (
-                ("--num-blocks", self.num_blocks),
-                ("--kv-cache-memory", self.kv_cache_memory),
-                ("--kv-cache-fraction", self.kv_cache_fraction),
-            )
-            if value is not None
-        ]
-        if len(sizes) > 1:
-            raise ValueError(f"{' and '.join(sizes)} contradict each other: give one size of the KV cache")
-        if self.max_model_len is not None and self.max_model_len > self.max_waiting_tokens:
-            raise ValueError(
-                f"--max-waiting-tokens {self.max_waiting_tokens:,} is below --max-model-len "
-                f"{self.max_model_len:,}: the longest prompts could never wait for their turn"
-            )
-        if self.speculation != "off" and self.overlap:
-            raise ValueError(
-                f"--speculation {self.speculation} and --overlap contradict each other: a guess follows the last "
-                "token, which is not known yet when the next step is planned ahead"
-            )
-        if self.batch_invariant and self.cuda_graph_requests < (self.max_num_requests or 0):
-            raise ValueError(
-                f"--batch-invariant needs graphs for all requests, but --cuda-graph-requests "
-                f"{self.cuda_graph_requests:,} is below --max-num-requests {self.max_num_requests:,}"
-            )
-        if self.simulate is not None and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"--simulate computes nothing that --tensor-parallel-size {self.tensor_parallel_size} could share"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_are_possible(self) -> Self:
-        if self.model_name in dict(named_adapters(self.lora)):
-            raise ValueError(f"--lora names {self.model_name!r}, which is the model itself")
-        if self.lora_dir is not None and not self.lora_dir.is_dir():
-            raise ValueError(f"--lora-dir: {self.lora_dir} is not a folder")
-        if self.allow_lora_rpc and self.lora_dir is None:
-            raise ValueError("--allow-lora-rpc needs --lora-dir, the folder to load from")
-        if not self.lora and self.lora_dir is None:
-            return self
-        if self.tensor_parallel_size > 1:
-            raise ValueError(f"LoRA adapters cannot be shared by --tensor-parallel-size {self.tensor_parallel_size}")
-        if self.simulate is not None:
-            raise ValueError("--simulate computes nothing that LoRA adapters could change")
-        return self
-
-    @model_validator(mode="after")
-    def _steps_are_recorded_for_dumps(self) -> Self:
-        if self.step_recorder_steps == 0 and (self.allow_step_dump_rpc or self.step_dump_folder is not None):
-            flag = "--allow-step-dump-rpc" if self.allow_step_dump_rpc else "--step-dump-folder"
-            raise ValueError(f"--step-recorder-steps 0 keeps nothing that {flag} could give")
-        if self.step_dump_folder is not None and not self.step_dump_folder.is_dir():
-            raise ValueError(f"--step-dump-folder: {self.step_dump_folder} is not a folder")
+    def _fits_together(self) -> Self:
+        check_together(self)
         return self
 
     @property
@@ -313,20 +246,3 @@ class EngineSettings(ServiceSettings):
     @property
     def tls(self) -> ServerTlsFiles | None:
         return server_files(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
-
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        self.tls  # noqa: B018 (raises)
-        return self
-
-    @model_validator(mode="after")
-    def _ports_differ(self) -> Self:
-        listeners = {
-            "--port": (self.host, self.port),
-            "--metrics-port": (self.metrics_host, self.metrics_port),
-            "--vllm-compat-port": (self.vllm_compat_host, self.vllm_compat_port),
-        }
-        for (flag, place), (other_flag, other) in combinations(listeners.items(), 2):
-            if place == other and place[1]:
-                raise ValueError(f"{flag} and {other_flag} are both {place[1]}")
-        return self
