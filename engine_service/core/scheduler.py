@@ -29,6 +29,7 @@ from engine_service.core.queue_limits import QueueLimits
 from engine_service.core.request import Request, RequestStatus
 from engine_service.core.roster import Roster
 from engine_service.core.scheduler_config import SchedulerConfig as SchedulerConfig
+from engine_service.core.snapshots import engine_stats, step_record
 from engine_service.core.speculation import Speculation
 from engine_service.core.speed import Speed
 from engine_service.core.stats import Counters, EngineStats, StepRecord
@@ -189,26 +190,8 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot, O(1)."""
-        kv, pool, counters = self._kv, self._kv.pool, self._counters
-        return EngineStats(
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
-            waiting_tokens=self._roster.waiting.num_tokens,
-            total_blocks=pool.num_blocks,
-            used_blocks=pool.num_used,
-            cached_blocks=pool.num_cached,
-            free_blocks=pool.num_free - pool.num_cached,
-            steps=counters.steps,
-            preemptions=counters.preemptions,
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            cached_tokens=kv.cached_tokens,
-            looked_up_tokens=kv.looked_up_tokens if self._config.prefix_cache else 0,
-            evictions=kv.evictions,
-            finished_by_reason=dict(counters.finished),
-            tenants=self._shares.named_counts(),
-            drafted_tokens=0 if self._speculation is None else self._speculation.drafted_tokens,
-            accepted_tokens=0 if self._speculation is None else self._speculation.accepted_tokens,
+        return engine_stats(
+            self._kv, self._roster, self._shares, self._counters, self._speculation, self._config.prefix_cache
         )
 
     def check_idle(self) -> None:
@@ -258,23 +241,9 @@ class Scheduler:
             tuple(draft.copies),
             draft.prefill_tokens,
         )
-        pool = self._kv.pool
         decode_rows = 0 if draft.prefill_tokens else draft.decode_tokens + draft.draft_tokens
         self._flights.append(_Flight(plan, tuple(draft.requests), decode_rows))
-        self.last_record = StepRecord(
-            step=plan.step,
-            decode_tokens=draft.decode_tokens,
-            prefill_tokens=draft.prefill_tokens,
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
-            used_blocks=pool.num_used,
-            admitted=tuple(new.request_id for new in draft.new),
-            preempted=tuple(draft.preempted),
-            num_decodes=draft.num_decodes,
-            cached_blocks=pool.num_cached,
-            free_blocks=pool.num_free - pool.num_cached,
-            draft_tokens=draft.draft_tokens,
-        )
+        self.last_record = step_record(plan, draft, self._kv, self._roster)
         return plan
 
     def _keep_logprobs(self, result: Result) -> None:

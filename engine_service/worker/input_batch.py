@@ -7,20 +7,16 @@ so that a token just sampled is input of the next step before the host has seen 
 handles N chunks and, in numpy, T tokens; never the context.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_service.core.plan import Chunk, NewRequest, Plan
-from engine_service.core.token_rules import stop_tokens
 from engine_service.worker.attention import BatchLayout
-from engine_service.worker.philox import uniforms
-from engine_service.worker.row_rules import RowRules, make_row_rules
-from engine_service.worker.sampling_rows import LogitEdits, RuledRow, SamplingRows
+from engine_service.worker.row_settings import RowSettings
+from engine_service.worker.sampling_rows import SamplingRows
 from engine_service.worker.scored_pieces import ScoredPiece, ScoredPrompt
 from engine_service.worker.transfer import DirectTransfer, Upload
 
@@ -72,8 +68,6 @@ class InputBatch:
         """`upload` brings a step's arrays to the device; None: as plain copies."""
         rows = limits.max_num_requests
         self._limits = limits
-        self._eos = frozenset(eos_token_ids)
-        self._device = device
         self._to_device = upload or DirectTransfer(device).upload
         self._row_of: dict[int, int] = {}
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -81,16 +75,8 @@ class InputBatch:
         self._row_length = limits.max_model_len + 1
         self._tokens = torch.zeros(rows * self._row_length, dtype=torch.int32, device=device)
         self._blocks = np.zeros((rows, -(-limits.max_model_len // limits.block_size)), dtype=np.int32)
-        self._stop_ids: dict[int, IntArray] = {}
-        self._seed = np.zeros(rows, dtype=np.int64)
-        self._temperature = np.zeros(rows, dtype=np.float32)
-        self._top_k = np.zeros(rows, dtype=np.int64)
-        self._top_p = np.ones(rows, dtype=np.float64)
-        self._min_p = np.zeros(rows, dtype=np.float32)
+        self._settings = RowSettings(rows, limits.vocab_size, frozenset(eos_token_ids), device)
         # Only rows that ask for it have an entry: the others pay nothing.
-        self._rules: dict[int, RowRules] = {}
-        self._newest: tuple[object, RowRules | None] = ((), None)
-        self._num_logprobs: dict[int, int] = {}
         self._scored: dict[int, ScoredPrompt] = {}
         self._adapters: dict[int, int] = {}
 
@@ -135,7 +121,8 @@ class InputBatch:
         """A request that was never sent here (dropped while it waited) is no error."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
-            for kept in (self._stop_ids, self._rules, self._num_logprobs, self._scored, self._adapters):
+            self._settings.forget(row)
+            for kept in (self._scored, self._adapters):
                 kept.pop(row, None)
             self._free_rows.append(row)
 
@@ -150,45 +137,14 @@ class InputBatch:
         self._set_blocks(row, 0, request.block_ids)
         if request.adapter:
             self._adapters[row] = request.adapter
-        self._set_sampling(row, request)
+        self._settings.set(row, request)
+        self._set_scored(row, request)
 
-    def _set_sampling(self, row: int, request: NewRequest) -> None:
+    def _set_scored(self, row: int, request: NewRequest) -> None:
         sampling = request.sampling
-        self._seed[row] = sampling.seed
-        self._temperature[row] = sampling.temperature
-        self._top_k[row] = min(sampling.top_k, self._limits.vocab_size)
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        stops = stop_tokens(sampling, self._eos)
-        known = sorted(token for token in stops if 0 <= token < self._limits.vocab_size)
-        self._stop_ids[row] = np.array(known, dtype=np.int64)
-        rules = self._row_rules(request)
-        if rules is not None:
-            self._rules[row] = rules
-        if sampling.logprobs is not None:
-            self._num_logprobs[row] = sampling.logprobs
         first = max(1, request.known_prompt_logprobs)  # nothing comes before the first prompt token
         if sampling.prompt_logprobs is not None and first < request.prompt_length:
             self._scored[row] = ScoredPrompt(first, request.prompt_length, sampling.prompt_logprobs)
-
-    def _row_rules(self, request: NewRequest) -> RowRules | None:
-        """Samples of one prompt have the same rules: those of a request are kept until one comes with others, because
-        rules about a whole vocabulary take as long as a step."""
-        sampling = request.sampling
-        key = (
-            request.prompt_length,
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.logit_bias,
-            sampling.bad_words,
-            sampling.banned_token_ids,
-            sampling.allowed_token_ids,
-        )
-        if self._newest[0] != key:
-            rules = make_row_rules(sampling, request.prompt_length, self._limits.vocab_size, self._device)
-            self._newest = (key, rules)
-        return self._newest[1]
 
     def _set_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
         self._blocks[row, first : first + len(block_ids)] = block_ids
@@ -219,9 +175,9 @@ class InputBatch:
             positions=self._to_device(positions),
             sample_rows=self._to_device(sampling),
             token_places=self._to_device(sampling_rows * self._row_length + following),
-            sampling=self._sampling(samplers, sampling_rows, following),
+            sampling=self._settings.gather(samplers, sampling_rows, following, self._tokens, self._row_length),
             request_ids=tuple([chunk.request_id for chunk in samplers]),
-            num_logprobs=self._wanted_logprobs(sampling_rows),
+            num_logprobs=self._settings.num_logprobs(sampling_rows),
             adapters=self._adapters_of(rows, lengths),
         )
 
@@ -246,46 +202,11 @@ class InputBatch:
             seq_lens_list=seq_lens.tolist(),
         )
 
-    def _sampling(self, samplers: Sequence[Chunk], rows: IntArray, positions: IntArray) -> SamplingRows:
-        """Settings of the sampling rows; the uniform number is that of the place the token will have. `samplers`: the
-        chunk of each row."""
-        temperature = self._temperature[rows]
-        drawn = uniforms(self._seed[rows], positions) if temperature.any() else np.zeros(len(rows))
-        pairs = [
-            pair
-            for place, (chunk, row) in enumerate(zip(samplers, rows.tolist(), strict=True))
-            if not chunk.allow_stop
-            for pair in product((place,), self._stop_ids[row].tolist())
-        ]
-        return SamplingRows(
-            temperature=temperature,
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            min_p=self._min_p[rows],
-            uniforms=drawn,
-            suppressed=np.array(pairs, dtype=np.int64).T.copy() if pairs else None,
-            edits=self._edits(rows, positions) if self._rules else None,
-        )
-
-    def _edits(self, rows: IntArray, lengths: IntArray) -> LogitEdits | None:
-        ruled = tuple(
-            RuledRow(place, self._rules[row], row * self._row_length, length)
-            for place, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True))
-            if row in self._rules
-        )
-        return LogitEdits(ruled, self._tokens) if ruled else None
-
     def _adapters_of(self, rows: IntArray, lengths: IntArray) -> npt.NDArray[np.int32] | None:
         if not self._adapters:
             return None
         numbers = np.array([self._adapters.get(row, 0) for row in rows.tolist()], dtype=np.int32)
         return np.repeat(numbers, lengths) if numbers.any() else None
-
-    def _wanted_logprobs(self, rows: IntArray) -> IntArray | None:
-        if not self._num_logprobs:
-            return None
-        wanted = np.array([self._num_logprobs.get(row, -1) for row in rows.tolist()], dtype=np.int64)
-        return wanted if (wanted >= 0).any() else None
 
 
 def _sampling_places(chunks: tuple[Chunk, ...], query_start: IntArray) -> IntArray:
