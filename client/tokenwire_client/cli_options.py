@@ -12,6 +12,7 @@ from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
 from tokenwire_client.tls import Tls
 
+TARGET_VARIABLE = "TOKENWIRE_TARGET"
 _SAMPLING = "Sampling"
 _TLS = "Encryption"
 _STRUCTURE = "Structured output (one of them)"
@@ -20,7 +21,7 @@ Target = Annotated[
     str,
     typer.Option(
         "--target",
-        envvar="TOKENWIRE_TARGET",
+        envvar=TARGET_VARIABLE,
         help="The tokenizer service: host:port, or any gRPC name; several that serve the same with commas between.",
         show_default=DEFAULT_TARGET,
     ),

@@ -74,6 +74,19 @@ def test_errors_are_counted_by_their_status(target: str, tmp_path: Path) -> None
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 
+def test_the_target_of_other_commands_is_that_of_load_tests(target: str, tmp_path: Path) -> None:
+    code, _, report = load(tmp_path, "run", "--rate", "500", "--requests", "6", TOKENWIRE_TARGET=target)
+    assert code == 0
+    assert report["settings"]["target"] == f"grpc {target}"
+
+
+def test_a_target_of_grpc_is_not_that_of_http(tmp_path: Path) -> None:
+    run = ("run", "--kind", "http", "--requests", "1", "--tls")
+    code, output, _ = load(tmp_path, *run, TOKENWIRE_TARGET="10.0.0.1:1")
+    assert code == 2
+    assert "need a target that begins with https://" in output
+
+
 def test_the_same_seed_sends_the_same_requests(service: UnreliableService, target: str, tmp_path: Path) -> None:
     sent = []
     for _ in range(2):

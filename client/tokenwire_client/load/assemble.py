@@ -87,16 +87,22 @@ def _entries(given: dict[str, Any], arrivals: ArrivalKind, limits: Limits) -> tu
 
 def _server(given: dict[str, Any]) -> Server:
     kind = given["kind"]
-    default = DEFAULT_TARGET if kind is TargetKind.GRPC else DEFAULT_URL
     return Server(
         kind,
-        given["target"] or default,
+        given["target"] or _usual_address(kind),
         given["model"],
         given["chat"],
         not given["natural_end"],
         flags.tls(*(given[name] for name in ("tls", "ca_file", "cert_file", "key_file", "server_name"))),
         own.extra_of(given["extra_body"]),
     )
+
+
+def _usual_address(kind: TargetKind) -> str:
+    """Where the other commands go; they speak gRPC, so for HTTP the variable says nothing."""
+    if kind is TargetKind.HTTP:
+        return DEFAULT_URL
+    return own.environment().get(flags.TARGET_VARIABLE) or DEFAULT_TARGET
 
 
 def rates_of(text: str | None) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tokenwire_client import cli_options as flags
 from tokenwire_client.load.settings import TargetKind, Tenant
 from tokenwire_client.load.traces import TraceFormat
 
@@ -24,7 +25,7 @@ TargetFlag = Annotated[
     str | None,
     typer.Option(
         "--target",
-        help="host:port, or a URL without /v1. Unset: this machine's default port.",
+        help=f"host:port, or a URL without /v1. Unset: {flags.TARGET_VARIABLE} (gRPC) or this machine's port.",
         rich_help_panel=_SERVER,
     ),
 ]
