@@ -22,10 +22,10 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.speed import ModelCosts, Sizes
 from benchmarks.gpu.stopwatch import Stopwatch
 from engine_service.worker.backend import LoadedModel
+from engine_service.worker.build import assemble_worker
 from engine_service.worker.config import CudaOptions, Device, WorkerConfig
 from engine_service.worker.cuda.backend import CudaModel, serve
 from engine_service.worker.ranks import NoOtherRanks, RankPool
-from engine_service.worker.build import assemble_worker
 from engine_service.worker.worker import Worker
 
 _SIZES = Sizes(batches=(1, 8, 64, 256), context=512, prefills=(512, 1024, 2048, 4096, 8192), steps=20, budget=8192)

@@ -103,8 +103,8 @@ def _build_worker(config: EngineConfig, folder: Path) -> tuple[LoopWorker, Worke
     if config.model.simulate is not None:
         simulated = build_simulated_worker(_worker_config(config, folder), Path(config.model.simulate))
         return simulated.worker, simulated.info
-    from engine_service.worker.threaded import ThreadedWorker
     from engine_service.worker.build import build_worker
+    from engine_service.worker.threaded import ThreadedWorker
 
     worker_config = _worker_config(config, folder)
     built = build_worker(worker_config, _start_ranks(worker_config, config))

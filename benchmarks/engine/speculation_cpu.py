@@ -17,8 +17,8 @@ from benchmarks.serving.quoting import Question, inventing, quoting
 from engine_service.core.request import Request
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.scheduler import Scheduler, SchedulerConfig
-from engine_service.worker.config import WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import WorkerConfig
 from engine_service.worker.worker import Worker
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 

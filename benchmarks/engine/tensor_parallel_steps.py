@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_service.core.plan import Chunk, NewRequest, Plan
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import ModelDtype, WorkerConfig
 from engine_service.worker.rank_processes import RankProcesses, RankProgram
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 
 _PROMPT = 64

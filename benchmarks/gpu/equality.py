@@ -14,9 +14,9 @@ from benchmarks.gpu.models import CheckedModel
 from engine_service.core.plan import Chunk, NewRequest, Plan
 from engine_service.core.sampling import SamplingParams
 from engine_service.worker.backend import LoadedModel
+from engine_service.worker.build import build_batch
 from engine_service.worker.config import WorkerConfig
 from engine_service.worker.ranks import RankPool
-from engine_service.worker.build import build_batch
 
 LEAST_TOLERANCE = 1e-3
 TIMES_TRANSFORMERS = 1.5

@@ -11,13 +11,13 @@ import torch
 from engine_service.core.plan import Plan
 from engine_service.worker.backend import ModelRunner
 from engine_service.worker.backend_registry import resolve_backend
+from engine_service.worker.build import build_batch
 from engine_service.worker.config import WorkerConfig
 from engine_service.worker.input_batch import InputBatch
 from engine_service.worker.memory import free_memory
 from engine_service.worker.rank_group import RankGroup, RankSeat
 from engine_service.worker.ranks import RankPool
 from engine_service.worker.scored_pieces import cut
-from engine_service.worker.build import build_batch
 
 
 class Follower:

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from engine_service.worker.config import Device, WeightFormat, WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import Device, WeightFormat, WorkerConfig
 from tests.contract.test_engine_process import (
     collect,
     connect,

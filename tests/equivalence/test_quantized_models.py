@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from engine_service.core.sampling import SamplingParams
 from engine_service.core.weight_report import LogitError, WeightReport
+from engine_service.worker.build import build_worker
 from engine_service.worker.checkpoint import UnsupportedModelError
 from engine_service.worker.config import ModelDtype, WeightFormat, WorkerConfig
 from engine_service.worker.kernels.build import default_folder, prepare_best_library
@@ -18,7 +19,6 @@ from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cp
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.quantized.checkpoint import open_checkpoint
 from engine_service.worker.weight_error import POOL, measure_error
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import greedy_of
 from tests.fixtures.plan_driver import Job, PlanDriver, at_most

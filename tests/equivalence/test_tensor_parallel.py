@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine_service.core.sampling import SamplingParams
-from engine_service.worker.config import WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import WorkerConfig
 from tests.equivalence.test_worker_architectures import MODELS
 from tests.fixtures.checkpoints import HIST_VOCAB, write_hist, write_random_model
 from tests.fixtures.engine_run import Answer, EngineRun, EngineSize, start_ranks

@@ -8,8 +8,8 @@ import pytest
 import transformers as tf
 
 from engine_service.core.sampling import SamplingParams
-from engine_service.worker.config import WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import WorkerConfig
 from tests.fixtures.checkpoints import greedy_of, load_reference, write_random_model
 from tests.fixtures.plan_driver import Job, PlanDriver, at_most
 

@@ -13,9 +13,9 @@ import torch
 from engine_service.core.plan import Chunk, NewRequest, Plan
 from engine_service.core.sampling import SamplingParams
 from engine_service.worker.backend import StepLogits
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import WorkerConfig
 from engine_service.worker.input_batch import StepInput
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import HIST_VOCAB, greedy_of, load_reference, write_hist
 from tests.fixtures.plan_driver import ChunkSize, Job, PlanDriver, at_most, whole

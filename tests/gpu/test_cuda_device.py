@@ -10,6 +10,7 @@ import torch
 
 from engine_service.core.sampling import SamplingParams
 from engine_service.worker.attention import KvGeometry, LayerShape
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import CudaOptions, Device, ModelDtype, WorkerConfig
 from engine_service.worker.cuda.choice import candidates
 from engine_service.worker.cuda.graph_capture import CudaGraphRecorder
@@ -18,7 +19,6 @@ from engine_service.worker.cuda.pinned import PinnedTransfer
 from engine_service.worker.cuda.self_test import find_fault
 from engine_service.worker.logits import find_peaks
 from engine_service.worker.sampled import Sampled
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import HIST_VOCAB, greedy_of, load_reference, write_hist
 from tests.fixtures.plan_driver import Job, PlanDriver, at_most

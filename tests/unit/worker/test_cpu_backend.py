@@ -7,8 +7,8 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from engine_service.worker.config import ModelDtype, WeightFormat, WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import ModelDtype, WeightFormat, WorkerConfig
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import write_hist, write_random_model
 

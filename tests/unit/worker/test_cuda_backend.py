@@ -9,10 +9,10 @@ import torch
 import transformers as tf
 
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import CudaOptions, Device, WeightFormat, WorkerConfig
 from engine_service.worker.cuda import backend
 from engine_service.worker.cuda.decode_graphs import DecodeGraphs
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import write_hist, write_random_model
 from tests.fixtures.plan_driver import Job, PlanDriver

@@ -11,10 +11,10 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import WorkerConfig
 from engine_service.worker.cuda.fused_model import FusedDecoder
 from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces
-from engine_service.worker.build import build_worker
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import greedy_of, load_reference, write_hist, write_random_model
 from tests.fixtures.plan_driver import Job, PlanDriver

@@ -11,9 +11,9 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from engine_service.worker.build import build_worker
 from engine_service.worker.config import Device, ModelDtype, WorkerConfig
 from engine_service.worker.model_loader import load_model
-from engine_service.worker.build import build_worker
 from tests.fixtures.checkpoints import write_hist, write_random_model
 
 CPU = torch.device("cpu")

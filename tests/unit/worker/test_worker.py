@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from engine_service.core.plan import Chunk, Failure, NewRequest, Plan, Result
 from engine_service.core.sampling import SamplingParams
-from engine_service.worker.config import WorkerConfig
 from engine_service.worker.build import build_worker
+from engine_service.worker.config import WorkerConfig
 from engine_service.worker.worker import Worker
 from tests.fixtures.checkpoints import write_hist
 
