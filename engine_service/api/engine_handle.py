@@ -6,9 +6,6 @@ Must not know: protobuf, gRPC calls, how the engine runs.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import structlog
 
 from engine_service.api.adapter_calls import AdapterCalls
 from engine_service.api.engine_metrics import EngineMetrics
@@ -16,6 +13,7 @@ from engine_service.api.kv_feed import CommandSink, KvFeed
 from engine_service.api.live_request import LiveRequest, Submission, Wake
 from engine_service.api.parse import EngineRequest
 from engine_service.api.pulse import Pulse
+from engine_service.api.request_log import RequestLog
 from engine_service.api.request_trace import UNTRACED_REQUEST, RequestTrace
 from engine_service.api.step_dumps import StepDumps
 from engine_service.core.admission import EngineLimits
@@ -67,7 +65,7 @@ class EngineHandle:
         slow: SlowRequests | None = None,
     ) -> None:
         self._metrics = metrics
-        self._slow = slow or never_slow()
+        self._log = RequestLog(slow or never_slow())
         self._clock = clock
         self._max_unread_tokens = max_unread_tokens
         self._next_id = 1
@@ -86,7 +84,6 @@ class EngineHandle:
         self.adapter_listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
-        self._log = structlog.get_logger()
 
     def connection(self) -> Connection | Refusal:
         """The running engine, or why there is none."""
@@ -275,29 +272,4 @@ class EngineHandle:
             submission.trace.ended(submission.outcome or finish, sum(submission.completion_tokens), self._clock())
         if not self._live:
             self._idle.set()
-        self._tell_end(live, finish, timing)
-
-    def _tell_end(self, live: LiveRequest, finish: Finish, timing: RequestTiming | None) -> None:
-        submission = live.submission
-        fields: dict[str, Any] = {
-            "request_id": submission.name,
-            "sample": live.index,
-            "reason": finish.reason.value,
-            "code": finish.error.code.value if finish.error else None,
-            "prompt_tokens": finish.prompt_tokens,
-            "completion_tokens": finish.completion_tokens,
-            "cached_tokens": finish.cached_tokens,
-            "seconds": round(self._clock() - submission.started, 6),
-            "queue_s": _rounded(timing.queue_s if timing else None),
-            "prefill_s": _rounded(timing.prefill_s if timing else None),
-            "decode_s": _rounded(timing.decode_s if timing else None),
-            "preemptions": timing.preemptions if timing else None,
-            **submission.trace.log_fields,
-        }
-        self._log.info("request finished", **fields)
-        if self._slow.is_slow(fields["seconds"]):
-            self._slow.tell(lambda: fields)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
+        self._log.ended(live, finish, timing, self._clock() - submission.started)

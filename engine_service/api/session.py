@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import structlog
@@ -15,56 +15,21 @@ import structlog
 from engine_service.api import errors
 from engine_service.api.adapter_feed import AdapterFeed
 from engine_service.api.admission import Door
-from engine_service.api.convert import add_prompt_logprobs, load_news_message, request_output
+from engine_service.api.convert import load_news_message
 from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.heartbeat import HeartbeatWatch, read_heartbeat
-from engine_service.api.live_request import Submission, Unread
+from engine_service.api.live_request import Submission
 from engine_service.api.load_news import LoadNews
-from engine_service.core.outcome import Finish, FinishReason, Refusal, RefusalCode
+from engine_service.api.session_outbox import Outbox, Refused
+from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime.wire import Malformed
 from tokenwire.engine.v1 import engine_pb2
 
-# Past this many samples with unread news, commands wait until the client has read some.
-MAX_UNREAD_OUTPUTS = 8192
-# And past this many log probabilities of prompts, which are not bounded for each request by itself.
-MAX_UNREAD_PROMPT_LOGPROBS = 4_000_000
-# Keeps a merged message well below the transport's limit.
-MAX_TOKENS_PER_MESSAGE = 262_144
-_TOKENS_PER_LOGPROB = 4  # about as many bytes
 _LAST_WORDS_SECONDS = 0.5
 _SESSION_ENDED = Refusal(RefusalCode.CANCELLED, "the session ended")
 _CANCELLED = Refusal(RefusalCode.CANCELLED, "cancelled by the client")
 
 Context = grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
-
-
-class _News(Protocol):
-    """Something with news for a handle."""
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def unread_prompt_logprobs(self) -> int: ...
-
-    def take(self) -> Unread: ...
-
-
-class _Refused:
-    """A request that was refused at the door."""
-
-    seed = 0
-    index = 0
-    unread_prompt_logprobs = 0
-
-    def __init__(self, prompt_tokens: int, refusal: Refusal) -> None:
-        self._finish = Finish(FinishReason.ERROR, prompt_tokens, 0, 0, error=refusal)
-
-    def take(self) -> Unread:
-        return Unread([], self._finish)
 
 
 class Session:
@@ -84,20 +49,13 @@ class Session:
         self._opened = opened
         self._open_timeout_s = open_timeout_s
         self._live: dict[int, Submission] = {}
-        self._num_untold: dict[int, int] = {}  # handle -> samples whose finish has not been sent
-        self._unread: dict[_News, int] = {}  # -> handle
-        self._unread_prompts: dict[_News, int] = {}  # -> log probabilities; they are there at the first news
-        self._num_unread_prompt = 0
         self._has_news = asyncio.Event()
+        self._outbox = Outbox(self._has_news.set, self._forget)
         self._must_say_draining = False
         self._load = LoadNews(handle, self._has_news.set)
         self._adapters = AdapterFeed(handle, self._has_news.set)
         self._tells_load = False
         self._heartbeat = HeartbeatWatch(None)
-        self._has_room = asyncio.Event()
-        self._all_written = asyncio.Event()
-        self._has_room.set()
-        self._all_written.set()
 
     async def run(self) -> None:
         """Until the stream or the engine ends; may end the call with a status. Then no request is left."""
@@ -159,7 +117,7 @@ class Session:
 
     async def _write_last_words(self, writer: asyncio.Task[None]) -> None:
         """Gives the writer a moment to tell how the requests ended."""
-        all_written = asyncio.create_task(self._all_written.wait())
+        all_written = asyncio.create_task(self._outbox.all_written.wait())
         try:
             await asyncio.wait({writer, all_written}, timeout=_LAST_WORDS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -180,7 +138,7 @@ class Session:
             if message.WhichOneof("command") is None and not message.ByteSize():
                 continue  # a heartbeat; a command that we do not know has bytes
             with self._heartbeat.paused():
-                await self._has_room.wait()
+                await self._outbox.has_room.wait()
             refusal = self._obey(message)
             if refusal is not None:
                 return refusal
@@ -200,18 +158,18 @@ class Session:
 
     def _submit(self, message: engine_pb2.SubmitRequest) -> Refusal | None:
         handle = message.handle
-        if handle in self._num_untold:
+        if self._outbox.has_open(handle):
             return Refusal(RefusalCode.INVALID, f"handle {handle} is in use", "submit.handle")
         admitted = self._door.admit(
             message.request,
             call_timeout_s=self._context.time_remaining(),
-            wake=partial(self._add_news, handle),
+            wake=partial(self._outbox.add, handle),
         )
         if isinstance(admitted, Refusal):
-            self._num_untold[handle] = 1
-            self._add_news(handle, _Refused(len(message.request.prompt_token_ids), admitted))
+            self._outbox.open(handle, 1)
+            self._outbox.add(handle, Refused(len(message.request.prompt_token_ids), admitted))
         else:
-            self._num_untold[handle] = len(admitted.samples)
+            self._outbox.open(handle, len(admitted.samples))
             self._live[handle] = admitted
         return None
 
@@ -224,20 +182,6 @@ class Session:
                 samples = samples[message.index : message.index + 1]
             self._handle.cancel(samples, _CANCELLED)
 
-    def _add_news(self, handle: int, news: _News) -> None:
-        self._unread[news] = handle
-        self._has_news.set()
-        self._all_written.clear()
-        count = news.unread_prompt_logprobs
-        if count and news not in self._unread_prompts:
-            self._unread_prompts[news] = count
-            self._num_unread_prompt += count
-        if self._is_full():
-            self._has_room.clear()
-
-    def _is_full(self) -> bool:
-        return len(self._unread) > MAX_UNREAD_OUTPUTS or self._num_unread_prompt > MAX_UNREAD_PROMPT_LOGPROBS
-
     async def _write_outputs(self) -> None:
         while True:
             await self._has_news.wait()
@@ -245,7 +189,9 @@ class Session:
                 self._must_say_draining = False
                 await self._context.write(engine_pb2.SessionResponse(draining=engine_pb2.EngineDraining()))
             response = engine_pb2.SessionResponse()
-            await self._add_outputs(response.step)
+            await self._outbox.move_to(response.step)
+            if self._outbox.is_empty and not self._must_say_draining:
+                self._has_news.clear()
             if response.step.outputs:
                 await self._context.write(response)
             # After the outputs, which end the news: what becomes due from here on begins another round.
@@ -255,38 +201,10 @@ class Session:
             adapters = self._adapters.take()
             if adapters is not None:
                 await self._context.write(engine_pb2.SessionResponse(adapters=adapters))
-            if not self._unread:
-                self._all_written.set()
+            self._outbox.written()
 
-    async def _add_outputs(self, step: engine_pb2.StepOutputs) -> None:
-        """The news of all handles; the rest stays for the next message when there is very much of it."""
-        outputs = step.outputs
-        num_tokens = 0
-        while self._unread and num_tokens < MAX_TOKENS_PER_MESSAGE:
-            news = next(iter(self._unread))
-            handle = self._unread.pop(news)
-            self._num_unread_prompt -= self._unread_prompts.pop(news, 0)
-            unread = news.take()
-            num_tokens += len(unread.token_ids)
-            if unread.logprobs or unread.prompt_logprobs:
-                num_tokens += _TOKENS_PER_LOGPROB * unread.num_logprobs
-            if unread.token_ids or unread.finish is not None:
-                outputs.append(request_output(handle, unread, news.seed, news.index))
-                if unread.prompt_logprobs:
-                    await add_prompt_logprobs(outputs[-1], unread.prompt_logprobs)
-            if unread.finish is not None:
-                self._forget_sample(handle)
-        if not self._unread and not self._must_say_draining:
-            self._has_news.clear()
-        if not self._is_full():
-            self._has_room.set()
-
-    def _forget_sample(self, handle: int) -> None:
-        """One more finish of this handle has been sent; after the last one it may be used again."""
-        self._num_untold[handle] -= 1
-        if self._num_untold[handle] == 0:
-            del self._num_untold[handle]
-            self._live.pop(handle, None)
+    def _forget(self, handle: int) -> None:
+        self._live.pop(handle, None)
 
 
 def _command(message: object) -> engine_pb2.SessionRequest | Refusal | None:

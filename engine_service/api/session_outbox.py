@@ -112,6 +112,11 @@ class Outbox:
         if not self._is_full():
             self.has_room.set()
 
+    def written(self) -> None:
+        """What was moved to a message has been written."""
+        if not self._unread:
+            self.all_written.set()
+
     def _is_full(self) -> bool:
         return len(self._unread) > MAX_UNREAD_OUTPUTS or self._num_unread_prompt > MAX_UNREAD_PROMPT_LOGPROBS
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine_service.api.convert import add_prompt_logprobs
 from engine_service.api.live_request import Submission
-from engine_service.api.session import Session
+from engine_service.api.session_outbox import Outbox
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.sampling import SamplingParams
@@ -18,17 +18,12 @@ LONG = PackedLogprobs([PositionLogprobs(None, 0, ()), *[PositionLogprobs((7, -0.
 FINISH = Finish(FinishReason.LENGTH, 4001, 1, 0)
 
 
-def session() -> Session:
-    unused: Any = None
-    return Session(unused, unused, unused, unused, 1.0)
-
-
-def sample(of: Session, handle: int) -> Any:
+def sample(outbox: Outbox, handle: int) -> Any:
     submission = Submission(
         f"r{handle}", handle, 1, SamplingParams(1, 0, prompt_logprobs=20), prompt_tokens=4001, started=0.0,
-        max_unread_tokens=64, wake=lambda live: of._add_news(handle, live),
+        max_unread_tokens=64, wake=lambda live: outbox.add(handle, live),
     )  # fmt: skip
-    of._num_untold[handle] = 1
+    outbox.open(handle, 1)
     return submission.samples[0]
 
 
@@ -52,16 +47,18 @@ async def test_others_have_their_turn_while_a_message_is_built() -> None:
 
 
 async def test_commands_wait_while_too_many_log_probabilities_are_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_service.api.session.MAX_UNREAD_PROMPT_LOGPROBS", 2 * LONG.num_logprobs)
-    reader = session()
-    samples = [sample(reader, handle) for handle in range(4)]
+    monkeypatch.setattr("engine_service.api.session_outbox.MAX_UNREAD_PROMPT_LOGPROBS", 2 * LONG.num_logprobs)
+    ended: list[int] = []
+    outbox = Outbox(lambda: None, ended.append)
+    samples = [sample(outbox, handle) for handle in range(4)]
     for number, live in enumerate(samples):
-        assert reader._has_room.is_set() == (number < 3)
+        assert outbox.has_room.is_set() == (number < 3)
         live.add(RequestNews(live.request_id, (3,), FINISH, (), LONG))
     samples[0].cut()  # what nobody will read counts until its end is written
-    while reader._unread:
+    while not outbox.is_empty:
         step = engine_pb2.StepOutputs()
-        await reader._add_outputs(step)
+        await outbox.move_to(step)
         assert step.outputs
-    assert reader._has_room.is_set()
-    assert (reader._num_unread_prompt, reader._unread_prompts) == (0, {})
+    assert outbox.has_room.is_set()
+    assert ended == [0, 1, 2, 3]
+    assert (outbox._num_unread_prompt, outbox._unread_prompts) == (0, {})
