@@ -20,6 +20,10 @@ def test_the_api_reference_is_fresh() -> None:
     assert TARGET.read_text() == render(), "run `python docs/generate_api.py`"
 
 
+def test_every_call_field_and_value_has_a_comment() -> None:
+    assert [line for line in render().splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
 class Fetched(HTMLParser):
     """What a browser fetches to show a page (not what a reader may click)."""
 

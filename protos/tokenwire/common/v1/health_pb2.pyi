@@ -24,17 +24,25 @@ class _ServingStatus:
 class _ServingStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServingStatus.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SERVING_STATUS_UNSPECIFIED: _ServingStatus.ValueType  # 0
+    """UNKNOWN there."""
     SERVING_STATUS_SERVING: _ServingStatus.ValueType  # 1
+    """Takes requests."""
     SERVING_STATUS_NOT_SERVING: _ServingStatus.ValueType  # 2
+    """Takes none: it starts, drains or has no engine."""
     SERVING_STATUS_SERVICE_UNKNOWN: _ServingStatus.ValueType  # 3
+    """There is no service of this name."""
 
 class ServingStatus(_ServingStatus, metaclass=_ServingStatusEnumTypeWrapper):
     """Mirrors grpc.health.v1.HealthCheckResponse.ServingStatus."""
 
 SERVING_STATUS_UNSPECIFIED: ServingStatus.ValueType  # 0
+"""UNKNOWN there."""
 SERVING_STATUS_SERVING: ServingStatus.ValueType  # 1
+"""Takes requests."""
 SERVING_STATUS_NOT_SERVING: ServingStatus.ValueType  # 2
+"""Takes none: it starts, drains or has no engine."""
 SERVING_STATUS_SERVICE_UNKNOWN: ServingStatus.ValueType  # 3
+"""There is no service of this name."""
 Global___ServingStatus: _TypeAlias = ServingStatus  # noqa: Y015
 
 @_typing.final
@@ -71,6 +79,7 @@ class HealthAnswer(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     status: Global___ServingStatus.ValueType
+    """Of the service that was asked about."""
     def __init__(
         self,
         *,

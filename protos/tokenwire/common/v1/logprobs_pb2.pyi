@@ -27,7 +27,9 @@ class TokenLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """In the model's vocabulary."""
     logprob: _builtins.float
+    """At most 0."""
     def __init__(
         self,
         *,

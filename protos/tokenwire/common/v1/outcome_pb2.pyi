@@ -27,6 +27,7 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """Never sent."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """An end-of-sequence token, a stop token id or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
@@ -40,6 +41,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generation ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""Never sent."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """An end-of-sequence token, a stop token id or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
@@ -60,6 +62,7 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """With those that a tokenizer or template adds."""
     completion_tokens: _builtins.int
     """Sampled tokens, a final stop token included."""
     cached_tokens: _builtins.int
@@ -88,7 +91,9 @@ class FieldViolation(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     field: _builtins.str
+    """Path in the request, as sampling.top_p."""
     description: _builtins.str
+    """What is wrong with it."""
     def __init__(
         self,
         *,
@@ -116,8 +121,11 @@ class RequestError(_message.Message):
     grpc_code: _builtins.int
     """Canonical gRPC status code (as google.rpc.Code)."""
     message: _builtins.str
+    """For people; with the numbers."""
     @_builtins.property
-    def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]: ...
+    def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
+        """Of INVALID_ARGUMENT."""
+
     @_builtins.property
     def retry_delay(self) -> _duration_pb2.Duration:
         """When a retry may succeed (queue full)."""
@@ -152,9 +160,13 @@ class StatusDetails(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
+    """As google.rpc.Code."""
     message: _builtins.str
+    """As in grpc-message."""
     @_builtins.property
-    def details(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusDetail]: ...
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusDetail]:
+        """BadRequestDetail, RetryInfoDetail and others."""
+
     def __init__(
         self,
         *,
@@ -179,7 +191,9 @@ class StatusDetail(_message.Message):
     TYPE_URL_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     type_url: _builtins.str
+    """Names the type of the value."""
     value: _builtins.bytes
+    """The message, serialized."""
     def __init__(
         self,
         *,
@@ -202,7 +216,9 @@ class BadRequestDetail(_message.Message):
 
     FIELD_VIOLATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]: ...
+    def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
+        """One for each field, the first ones if there are very many."""
+
     def __init__(
         self,
         *,
@@ -224,7 +240,9 @@ class RetryInfoDetail(_message.Message):
 
     RETRY_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def retry_delay(self) -> _duration_pb2.Duration: ...
+    def retry_delay(self) -> _duration_pb2.Duration:
+        """Wait so long before the next try."""
+
     def __init__(
         self,
         *,

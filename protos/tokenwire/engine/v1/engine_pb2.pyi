@@ -67,9 +67,13 @@ class TokenRequest(_message.Message):
     adapter_fingerprint: _builtins.str
     """The adapter has to have this content: NOT_FOUND otherwise. Unset: any."""
     @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least one, each below vocab_size."""
+
     @_builtins.property
-    def sampling(self) -> _sampling_pb2.SamplingParams: ...
+    def sampling(self) -> _sampling_pb2.SamplingParams:
+        """Unset fields: what GetModelInfo gives as default_sampling."""
+
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Time the request may take from now on. Unset: the call's own deadline,
@@ -156,7 +160,9 @@ class TraceContext(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     traceparent: _builtins.str
+    """Version, trace id, span id and flags."""
     tracestate: _builtins.str
+    """Of the vendors on the way."""
     def __init__(
         self,
         *,
@@ -183,11 +189,17 @@ class SessionRequest(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def open(self) -> Global___OpenSession: ...
+    def open(self) -> Global___OpenSession:
+        """Once, as the first message."""
+
     @_builtins.property
-    def submit(self) -> Global___SubmitRequest: ...
+    def submit(self) -> Global___SubmitRequest:
+        """A new request."""
+
     @_builtins.property
-    def cancel(self) -> Global___CancelRequest: ...
+    def cancel(self) -> Global___CancelRequest:
+        """Ends a request, or one sample of it."""
+
     def __init__(
         self,
         *,
@@ -253,7 +265,9 @@ class SubmitRequest(_message.Message):
     handle: _builtins.int
     """Chosen by the client, unique in this session for ever."""
     @_builtins.property
-    def request(self) -> Global___TokenRequest: ...
+    def request(self) -> Global___TokenRequest:
+        """As in Generate."""
+
     def __init__(
         self,
         *,
@@ -275,6 +289,7 @@ class CancelRequest(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    """Of a submit of this session; an ended or unknown one is no error."""
     index: _builtins.int
     """Ends this sample only; the others go on. Unset: all of them."""
     def __init__(
@@ -413,11 +428,17 @@ class SessionResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def opened(self) -> Global___SessionOpened: ...
+    def opened(self) -> Global___SessionOpened:
+        """The answer to `open`."""
+
     @_builtins.property
-    def step(self) -> Global___StepOutputs: ...
+    def step(self) -> Global___StepOutputs:
+        """News of requests."""
+
     @_builtins.property
-    def draining(self) -> Global___EngineDraining: ...
+    def draining(self) -> Global___EngineDraining:
+        """At most once."""
+
     @_builtins.property
     def load(self) -> Global___EngineLoad:
         """When asked for: after `opened`, and then at most every 50 ms, when it has
@@ -480,12 +501,15 @@ class EngineLoad(_message.Message):
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
+    """In steps now; each sample is one."""
     waiting_requests: _builtins.int
+    """For a place in a step, or for blocks."""
     queued_uncached_tokens: _builtins.int
     """Prompt tokens of waiting requests, less the share that recent ones found
     in the prefix cache.
     """
     total_blocks: _builtins.int
+    """Of the KV cache: used, cached and free ones."""
     used_blocks: _builtins.int
     """Referenced by requests."""
     free_blocks: _builtins.int
@@ -525,7 +549,9 @@ class SessionOpened(_message.Message):
     session at one.
     """
     @_builtins.property
-    def model(self) -> Global___GetModelInfoResponse: ...
+    def model(self) -> Global___GetModelInfoResponse:
+        """As GetModelInfo gives it."""
+
     def __init__(
         self,
         *,
@@ -549,7 +575,9 @@ class StepOutputs(_message.Message):
 
     OUTPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestOutput]: ...
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestOutput]:
+        """At most one for each sample."""
+
     def __init__(
         self,
         *,
@@ -575,6 +603,7 @@ class RequestOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    """The submit's."""
     index: _builtins.int
     """Which of the n samples."""
     cached_tokens: _builtins.int
@@ -633,6 +662,7 @@ class Finish(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     reason: _outcome_pb2.FinishReason.ValueType
+    """Why the sample ended."""
     stop_token_id: _builtins.int
     """The end-of-sequence or stop token id that ended it, if one did. It is
     also the last of the tokens.
@@ -640,7 +670,9 @@ class Finish(_message.Message):
     seed: _builtins.int
     """The seed that was used."""
     @_builtins.property
-    def usage(self) -> _outcome_pb2.Usage: ...
+    def usage(self) -> _outcome_pb2.Usage:
+        """Of this sample."""
+
     @_builtins.property
     def error(self) -> _outcome_pb2.RequestError:
         """Set when reason is ABORT or ERROR."""
@@ -742,7 +774,9 @@ class GenerateRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request(self) -> Global___TokenRequest: ...
+    def request(self) -> Global___TokenRequest:
+        """What to generate."""
+
     def __init__(
         self,
         *,
@@ -812,7 +846,9 @@ class AbortRequest(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in TokenRequest."""
+
     def __init__(
         self,
         *,
@@ -878,6 +914,7 @@ class GetModelInfoResponse(_message.Message):
     model_name: _builtins.str
     """Name that clients use."""
     vocab_size: _builtins.int
+    """Token ids are below it."""
     max_model_len: _builtins.int
     """Longest prompt + completion, tokens."""
     tokenizer_fingerprint: _builtins.str
@@ -885,20 +922,26 @@ class GetModelInfoResponse(_message.Message):
     folder has none.
     """
     architecture: _builtins.str
+    """As in the checkpoint's configuration."""
     dtype: _builtins.str
     """Of the weights: "bfloat16", "float16", "float32"."""
     block_size: _builtins.int
     """Token positions per KV block."""
     num_blocks: _builtins.int
+    """KV blocks in all."""
     max_num_requests: _builtins.int
+    """Requests that run at the same time; each sample is one."""
     engine_version: _builtins.str
+    """Of the software."""
     weights_fingerprint: _builtins.str
     """Hex digest over the model's configuration, and over the names, shapes, sizes
     and samples of its weights: engines with the same one and the same dtype
     may go on with each other's requests. Empty: unknown.
     """
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """End a generation unless ignore_eos is set."""
+
     @_builtins.property
     def default_sampling(self) -> _sampling_pb2.SamplingParams:
         """What is used where a request leaves a field unset: the model's
@@ -989,10 +1032,13 @@ class LogitError(_message.Message):
     reference: _builtins.str
     """Number type of the reference."""
     positions: _builtins.int
+    """Tokens that were compared."""
     relative: _builtins.float
     """Norm of the difference over the norm of the reference's logits."""
     largest: _builtins.float
+    """Largest difference of a logit."""
     mean: _builtins.float
+    """Mean difference of a logit, without its sign."""
     divergence: _builtins.float
     """Mean Kullback-Leibler divergence from the reference, nats."""
     same_best: _builtins.float
@@ -1025,9 +1071,11 @@ class LoraAdapter(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     IN_MEMORY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """What requests give as `adapter`."""
     fingerprint: _builtins.str
     """Hex digest over its files: adapters with the same one give the same tokens."""
     rank: _builtins.int
+    """Of its matrices."""
     in_memory: _builtins.bool
     """Otherwise it is read when a request wants it."""
     def __init__(
@@ -1052,7 +1100,9 @@ class LoraAdapters(_message.Message):
 
     ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]: ...
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """All that there are."""
+
     def __init__(
         self,
         *,
@@ -1092,7 +1142,9 @@ class LoadAdapterResponse(_message.Message):
 
     ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def adapter(self) -> Global___LoraAdapter: ...
+    def adapter(self) -> Global___LoraAdapter:
+        """As requests may name it now."""
+
     def __init__(
         self,
         *,
@@ -1112,6 +1164,7 @@ class UnloadAdapterRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """As in LoadAdapterRequest."""
     def __init__(
         self,
         *,
@@ -1177,10 +1230,13 @@ class GetLoadResponse(_message.Message):
     EVICTIONS_TOTAL_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_TOTAL_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
+    """In steps now; each sample is one."""
     waiting_requests: _builtins.int
+    """For a place in a step, or for blocks."""
     waiting_tokens: _builtins.int
     """Prompt tokens of waiting requests."""
     total_blocks: _builtins.int
+    """Of the KV cache: used, cached and free ones."""
     used_blocks: _builtins.int
     """Referenced by requests."""
     free_blocks: _builtins.int
@@ -1188,10 +1244,15 @@ class GetLoadResponse(_message.Message):
     cached_blocks: _builtins.int
     """Free, but holding reusable prefixes."""
     steps_total: _builtins.int
+    """Steps of the engine."""
     preemptions_total: _builtins.int
+    """Times that a running request gave its blocks up."""
     prompt_tokens_total: _builtins.int
+    """Prompt tokens computed, again after a preemption included."""
     generated_tokens_total: _builtins.int
+    """Tokens sampled."""
     cached_tokens_total: _builtins.int
+    """Prompt tokens found in the prefix cache."""
     engine_pid: _builtins.int
     """Process id of the engine process, for operators."""
     looked_up_tokens_total: _builtins.int

@@ -118,13 +118,17 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the engine serves: model, limits, defaults, fingerprints. UNAVAILABLE
+        with a RetryInfo while the engine process starts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the engine has to do now, and its counters since the engine process
+        started; while it drains, too. UNAVAILABLE as above.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

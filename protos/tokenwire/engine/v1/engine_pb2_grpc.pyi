@@ -48,7 +48,13 @@ class EngineServiceStub:
     ids are not an error.
     """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetModelInfoRequest, _engine_pb2.GetModelInfoResponse]
+    """What the engine serves: model, limits, defaults, fingerprints. UNAVAILABLE
+    with a RetryInfo while the engine process starts.
+    """
     GetLoad: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetLoadRequest, _engine_pb2.GetLoadResponse]
+    """What the engine has to do now, and its counters since the engine process
+    started; while it drains, too. UNAVAILABLE as above.
+    """
     WatchKvEvents: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchKvEventsRequest, _engine_pb2.WatchKvEventsResponse]
     """What the prefix cache holds, and every change of it, until the client or
     the engine ends. Begins with all that it holds. A client that reads too
@@ -95,7 +101,13 @@ class EngineServiceAsyncStub(EngineServiceStub):
     ids are not an error.
     """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetModelInfoRequest, _engine_pb2.GetModelInfoResponse]  # type: ignore[assignment]
+    """What the engine serves: model, limits, defaults, fingerprints. UNAVAILABLE
+    with a RetryInfo while the engine process starts.
+    """
     GetLoad: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetLoadRequest, _engine_pb2.GetLoadResponse]  # type: ignore[assignment]
+    """What the engine has to do now, and its counters since the engine process
+    started; while it drains, too. UNAVAILABLE as above.
+    """
     WatchKvEvents: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchKvEventsRequest, _engine_pb2.WatchKvEventsResponse]  # type: ignore[assignment]
     """What the prefix cache holds, and every change of it, until the client or
     the engine ends. Begins with all that it holds. A client that reads too
@@ -162,14 +174,20 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _engine_pb2.GetModelInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_engine_pb2.GetModelInfoResponse, _abc.Awaitable[_engine_pb2.GetModelInfoResponse]]: ...
+    ) -> _typing.Union[_engine_pb2.GetModelInfoResponse, _abc.Awaitable[_engine_pb2.GetModelInfoResponse]]:
+        """What the engine serves: model, limits, defaults, fingerprints. UNAVAILABLE
+        with a RetryInfo while the engine process starts.
+        """
 
     @_abc_1.abstractmethod
     def GetLoad(
         self,
         request: _engine_pb2.GetLoadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_engine_pb2.GetLoadResponse, _abc.Awaitable[_engine_pb2.GetLoadResponse]]: ...
+    ) -> _typing.Union[_engine_pb2.GetLoadResponse, _abc.Awaitable[_engine_pb2.GetLoadResponse]]:
+        """What the engine has to do now, and its counters since the engine process
+        started; while it drains, too. UNAVAILABLE as above.
+        """
 
     @_abc_1.abstractmethod
     def WatchKvEvents(

@@ -29,6 +29,7 @@ class _EngineState:
 class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    """Never sent."""
     ENGINE_STATE_CONNECTING: _EngineState.ValueType  # 1
     """No session, or the engine's model does not fit."""
     ENGINE_STATE_CONNECTED: _EngineState.ValueType  # 2
@@ -41,6 +42,7 @@ class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineSta
 class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper): ...
 
 ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+"""Never sent."""
 ENGINE_STATE_CONNECTING: EngineState.ValueType  # 1
 """No session, or the engine's model does not fit."""
 ENGINE_STATE_CONNECTED: EngineState.ValueType  # 2
@@ -58,22 +60,26 @@ class _RequestState:
 class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    """Never sent."""
     REQUEST_STATE_ENCODING: _RequestState.ValueType  # 1
     """Its prompt is read and encoded."""
     REQUEST_STATE_WAITING: _RequestState.ValueType  # 2
     """An engine has it, no token has come."""
     REQUEST_STATE_GENERATING: _RequestState.ValueType  # 3
+    """At least one token has come."""
     REQUEST_STATE_MOVING: _RequestState.ValueType  # 4
     """Its engine was lost, and no other has it yet."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper): ...
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+"""Never sent."""
 REQUEST_STATE_ENCODING: RequestState.ValueType  # 1
 """Its prompt is read and encoded."""
 REQUEST_STATE_WAITING: RequestState.ValueType  # 2
 """An engine has it, no token has come."""
 REQUEST_STATE_GENERATING: RequestState.ValueType  # 3
+"""At least one token has come."""
 REQUEST_STATE_MOVING: RequestState.ValueType  # 4
 """Its engine was lost, and no other has it yet."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
@@ -103,7 +109,9 @@ class GenerationOptions(_message.Message):
     lower number is earlier. Unset: 0.
     """
     @_builtins.property
-    def sampling(self) -> _sampling_pb2.SamplingParams: ...
+    def sampling(self) -> _sampling_pb2.SamplingParams:
+        """Unset fields: what ListModels gives as default_sampling."""
+
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the generation: at most 64, each 1..1,024 characters."""
@@ -151,9 +159,11 @@ class TextLogprob(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """In the model's vocabulary."""
     token: _builtins.bytes
     """The token's own bytes; a part of a character for some."""
     logprob: _builtins.float
+    """Natural logarithm, of the model's own logits."""
     def __init__(
         self,
         *,
@@ -211,7 +221,9 @@ class TokenIds(_message.Message):
 
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In the model's vocabulary."""
+
     def __init__(
         self,
         *,
@@ -240,6 +252,7 @@ class GenerateRequest(_message.Message):
     Any other name is NOT_FOUND.
     """
     text: _builtins.str
+    """Encoded with the model's tokenizer."""
     add_special_tokens: _builtins.bool
     """Let the tokenizer add its beginning-of-sequence token and the like.
     Unset: true. Only with `text`.
@@ -247,9 +260,13 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """At most 256 characters; empty: one is made."""
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """Taken as they are."""
+
     @_builtins.property
-    def options(self) -> Global___GenerationOptions: ...
+    def options(self) -> Global___GenerationOptions:
+        """Unset: all defaults."""
+
     def __init__(
         self,
         *,
@@ -341,6 +358,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """"system", "user", "assistant", "tool", ...: what the model's template knows."""
     content: _builtins.str
+    """Text only."""
     tool_call_id: _builtins.str
     """Of a tool's turn: the call that it answers."""
     name: _builtins.str
@@ -383,7 +401,9 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """1 to 64 letters, digits, '_' and '-'."""
     description: _builtins.str
+    """For the model: what it does."""
     parameters: _builtins.str
     """JSON schema of the arguments, as JSON. Unset: any object."""
     def __init__(
@@ -416,7 +436,9 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """What the answering tool's turn gives as tool_call_id."""
     name: _builtins.str
+    """Of the tool."""
     arguments: _builtins.str
     """A JSON object, as JSON."""
     def __init__(
@@ -447,21 +469,28 @@ class ToolChoice(_message.Message):
     class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ToolChoice._Mode.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         MODE_UNSPECIFIED: ToolChoice._Mode.ValueType  # 0
+        """As if unset."""
         MODE_AUTO: ToolChoice._Mode.ValueType  # 1
+        """The model decides."""
         MODE_NONE: ToolChoice._Mode.ValueType  # 2
+        """No calls."""
         MODE_REQUIRED: ToolChoice._Mode.ValueType  # 3
         """At least one call."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
     MODE_UNSPECIFIED: ToolChoice.Mode.ValueType  # 0
+    """As if unset."""
     MODE_AUTO: ToolChoice.Mode.ValueType  # 1
+    """The model decides."""
     MODE_NONE: ToolChoice.Mode.ValueType  # 2
+    """No calls."""
     MODE_REQUIRED: ToolChoice.Mode.ValueType  # 3
     """At least one call."""
 
     MODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     mode: Global___ToolChoice.Mode.ValueType
+    """Any tool."""
     name: _builtins.str
     """A call of this tool."""
     def __init__(
@@ -493,8 +522,11 @@ class ToolCallDelta(_message.Message):
     index: _builtins.int
     """Which call of the turn."""
     id: _builtins.str
+    """In the first delta of a call."""
     name: _builtins.str
+    """In the first delta of a call."""
     arguments: _builtins.str
+    """New characters of the JSON object."""
     def __init__(
         self,
         *,
@@ -551,13 +583,21 @@ class ChatRequest(_message.Message):
     parallel_tool_calls: _builtins.bool
     """False: at most one tool call in the turn, which ends with it. Unset: true."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In order, 1 to 4,096."""
+
     @_builtins.property
-    def options(self) -> Global___GenerationOptions: ...
+    def options(self) -> Global___GenerationOptions:
+        """Unset: all defaults."""
+
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """At most 128."""
+
     @_builtins.property
-    def tool_choice(self) -> Global___ToolChoice: ...
+    def tool_choice(self) -> Global___ToolChoice:
+        """Only with tools."""
+
     def __init__(
         self,
         *,
@@ -673,15 +713,21 @@ class Completion(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     HAS_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """The request's, or the one that was made for it."""
     finish_reason: _outcome_pb2.FinishReason.ValueType
+    """Why the sample ended."""
     stop_string: _builtins.str
+    """The one of the request's that came."""
     stop_token_id: _builtins.int
+    """The one of the request's that came."""
     seed: _builtins.int
     """The seed that was used."""
     has_tool_calls: _builtins.bool
     """The turn consists of tool calls or ends with them."""
     @_builtins.property
-    def usage(self) -> _outcome_pb2.Usage: ...
+    def usage(self) -> _outcome_pb2.Usage:
+        """Of this sample."""
+
     def __init__(
         self,
         *,
@@ -712,11 +758,15 @@ class TokenizeRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """As in GenerateRequest."""
     text: _builtins.str
+    """Of any length."""
     add_special_tokens: _builtins.bool
     """Unset: true. Only with `text`."""
     @_builtins.property
-    def conversation(self) -> Global___Conversation: ...
+    def conversation(self) -> Global___Conversation:
+        """Rendered with the chat template first."""
+
     def __init__(
         self,
         *,
@@ -756,9 +806,13 @@ class Conversation(_message.Message):
     chat_template: _builtins.str
     """As in ChatRequest."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """As in ChatRequest."""
+
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """As in ChatRequest."""
+
     def __init__(
         self,
         *,
@@ -793,7 +847,9 @@ class TokenizeResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In order."""
+
     def __init__(
         self,
         *,
@@ -815,6 +871,7 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """As in GenerateRequest."""
     skip_special_tokens: _builtins.bool
     """Unset: true."""
     @_builtins.property
@@ -844,6 +901,7 @@ class DetokenizeResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """Bytes that are no whole character are U+FFFD."""
     def __init__(
         self,
         *,
@@ -878,7 +936,9 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """The model itself first, then adapters by name."""
+
     def __init__(
         self,
         *,
@@ -905,15 +965,21 @@ class Model(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """What requests give as `model`."""
     vocab_size: _builtins.int
+    """Token ids are below it."""
     max_model_len: _builtins.int
+    """Longest prompt + completion, tokens."""
     tokenizer_fingerprint: _builtins.str
+    """Hex SHA-256 over the tokenizer's files."""
     connected_engines: _builtins.int
     """Engine replicas that are connected now."""
     parent: _builtins.str
     """Of a LoRA adapter: the model that it changes. Empty: it is no adapter."""
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """End a generation unless ignore_eos is set."""
+
     @_builtins.property
     def default_sampling(self) -> _sampling_pb2.SamplingParams:
         """What is used where a request leaves a field unset."""
@@ -959,7 +1025,9 @@ class ListEnginesResponse(_message.Message):
 
     ENGINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Engine]: ...
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Engine]:
+        """In the order in which they came to be known."""
+
     def __init__(
         self,
         *,
@@ -985,6 +1053,7 @@ class Engine(_message.Message):
     address: _builtins.str
     """HOST:PORT."""
     state: Global___EngineState.ValueType
+    """As this service sees it."""
     live_requests: _builtins.int
     """Requests of this tokenizer service that it runs."""
     engine_epoch: _builtins.str
@@ -1110,11 +1179,17 @@ class GetStatusResponse(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def service(self) -> Global___ServiceFigures: ...
+    def service(self) -> Global___ServiceFigures:
+        """Of the service itself."""
+
     @_builtins.property
-    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStatus]: ...
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStatus]:
+        """As ListEngines, with figures."""
+
     @_builtins.property
-    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]:
+        """The oldest first."""
+
     def __init__(
         self,
         *,
@@ -1208,8 +1283,11 @@ class ServiceFigures(_message.Message):
     FAILOVERS_TOTAL_FIELD_NUMBER: _builtins.int
     FAILED_FAILOVERS_TOTAL_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
+    """What clients call the model."""
     is_draining: _builtins.bool
+    """It refuses new requests and will exit."""
     active_requests: _builtins.int
+    """Calls that are being served."""
     max_requests: _builtins.int
     """The most there may be."""
     encode_queue: _builtins.int
@@ -1217,8 +1295,11 @@ class ServiceFigures(_message.Message):
     prompt_tokens_total: _builtins.int
     """Of generations that an engine took, running ones included."""
     generated_tokens_total: _builtins.int
+    """Of the same generations."""
     @_builtins.property
-    def uptime(self) -> _duration_pb2.Duration: ...
+    def uptime(self) -> _duration_pb2.Duration:
+        """Since its start."""
+
     @_builtins.property
     def routed_requests_total(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """By why an engine was chosen."""
@@ -1264,7 +1345,9 @@ class EngineStatus(_message.Message):
     error: _builtins.str
     """Why it did not."""
     @_builtins.property
-    def engine(self) -> Global___Engine: ...
+    def engine(self) -> Global___Engine:
+        """As in ListEngines."""
+
     @_builtins.property
     def figures(self) -> Global___EngineFigures:
         """Unset: it did not answer."""
@@ -1309,22 +1392,39 @@ class EngineFigures(_message.Message):
     EVICTIONS_TOTAL_FIELD_NUMBER: _builtins.int
     LAST_STEP_AGE_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
+    """In steps now; each sample is one."""
     waiting_requests: _builtins.int
+    """For a place in a step, or for blocks."""
     waiting_tokens: _builtins.int
+    """Prompt tokens of waiting requests."""
     total_blocks: _builtins.int
+    """Of the KV cache: used, cached and free ones."""
     used_blocks: _builtins.int
+    """Referenced by requests."""
     cached_blocks: _builtins.int
+    """Free, but holding reusable prefixes."""
     free_blocks: _builtins.int
+    """Free, never used or evicted."""
     steps_total: _builtins.int
+    """Steps of the engine."""
     step_seconds_total: _builtins.float
+    """Time of all steps."""
     preemptions_total: _builtins.int
+    """Times that a running request gave its blocks up."""
     prompt_tokens_total: _builtins.int
+    """Prompt tokens computed, again after a preemption included."""
     generated_tokens_total: _builtins.int
+    """Tokens sampled."""
     cached_tokens_total: _builtins.int
+    """Prompt tokens found in the prefix cache."""
     looked_up_tokens_total: _builtins.int
+    """Prompt tokens looked up in the prefix cache."""
     evictions_total: _builtins.int
+    """Blocks whose reusable content was given up."""
     @_builtins.property
-    def last_step_age(self) -> _duration_pb2.Duration: ...
+    def last_step_age(self) -> _duration_pb2.Duration:
+        """Age of the last finished step; unset before the first."""
+
     def __init__(
         self,
         *,
@@ -1373,14 +1473,19 @@ class LiveRequest(_message.Message):
     request_id: _builtins.str
     """Empty until it is known."""
     tenant: _builtins.str
+    """Empty: the nameless one."""
     method: _builtins.str
+    """As the label of this name of the metrics."""
     state: Global___RequestState.ValueType
+    """Where it is now."""
     prompt_tokens: _builtins.int
     """Unset until the prompt is encoded."""
     generated_tokens: _builtins.int
     """Of all samples."""
     @_builtins.property
-    def age(self) -> _duration_pb2.Duration: ...
+    def age(self) -> _duration_pb2.Duration:
+        """Since the call began."""
+
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:
         """Unset until there is one."""

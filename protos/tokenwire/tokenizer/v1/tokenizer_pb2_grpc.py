@@ -69,31 +69,47 @@ class TokenizerServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Continues a text or token ids, in pieces. INVALID_ARGUMENT with the fields
+        and the numbers for what cannot be served, NOT_FOUND for an unknown model,
+        UNAUTHENTICATED for a missing or wrong key, RESOURCE_EXHAUSTED with a
+        RetryInfo where there is no room or a quota is used up, UNAVAILABLE without
+        an engine, DEADLINE_EXCEEDED. A status after messages: what they held
+        counts, and there is no more.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The same for a conversation, which the model's chat template makes into a
+        prompt.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Token ids of a text, or of a conversation as Chat would encode it. Needs no
+        engine. INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, RESOURCE_EXHAUSTED as
+        above.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Text of token ids. Needs no engine. INVALID_ARGUMENT for an id outside the
+        vocabulary, the rest as above.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The served model and the LoRA adapters that requests may name. Answers
+        without an engine, too: then only the name, vocabulary and fingerprint are
+        set.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -317,7 +333,8 @@ class OperatorServiceServicer(object):
     """
 
     def ListEngines(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every engine that the service knows, connected or not, with who named it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

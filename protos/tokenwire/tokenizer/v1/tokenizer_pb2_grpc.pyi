@@ -36,10 +36,31 @@ class TokenizerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokenizerServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.GenerateRequest, _tokenizer_pb2.GenerateResponse]
+    """Continues a text or token ids, in pieces. INVALID_ARGUMENT with the fields
+    and the numbers for what cannot be served, NOT_FOUND for an unknown model,
+    UNAUTHENTICATED for a missing or wrong key, RESOURCE_EXHAUSTED with a
+    RetryInfo where there is no room or a quota is used up, UNAVAILABLE without
+    an engine, DEADLINE_EXCEEDED. A status after messages: what they held
+    counts, and there is no more.
+    """
     Chat: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.ChatRequest, _tokenizer_pb2.ChatResponse]
+    """The same for a conversation, which the model's chat template makes into a
+    prompt.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]
+    """Token ids of a text, or of a conversation as Chat would encode it. Needs no
+    engine. INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, RESOURCE_EXHAUSTED as
+    above.
+    """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]
+    """Text of token ids. Needs no engine. INVALID_ARGUMENT for an id outside the
+    vocabulary, the rest as above.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ListModelsRequest, _tokenizer_pb2.ListModelsResponse]
+    """The served model and the LoRA adapters that requests may name. Answers
+    without an engine, too: then only the name, vocabulary and fingerprint are
+    set.
+    """
 
 @_typing.type_check_only
 class TokenizerServiceAsyncStub(TokenizerServiceStub):
@@ -49,10 +70,31 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.GenerateRequest, _tokenizer_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Continues a text or token ids, in pieces. INVALID_ARGUMENT with the fields
+    and the numbers for what cannot be served, NOT_FOUND for an unknown model,
+    UNAUTHENTICATED for a missing or wrong key, RESOURCE_EXHAUSTED with a
+    RetryInfo where there is no room or a quota is used up, UNAVAILABLE without
+    an engine, DEADLINE_EXCEEDED. A status after messages: what they held
+    counts, and there is no more.
+    """
     Chat: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.ChatRequest, _tokenizer_pb2.ChatResponse]  # type: ignore[assignment]
+    """The same for a conversation, which the model's chat template makes into a
+    prompt.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Token ids of a text, or of a conversation as Chat would encode it. Needs no
+    engine. INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, RESOURCE_EXHAUSTED as
+    above.
+    """
     Detokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Text of token ids. Needs no engine. INVALID_ARGUMENT for an id outside the
+    vocabulary, the rest as above.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ListModelsRequest, _tokenizer_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """The served model and the LoRA adapters that requests may name. Answers
+    without an engine, too: then only the name, vocabulary and fingerprint are
+    set.
+    """
 
 class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Text in, streamed text out. Leaving a stream cancels its request; the call's
@@ -64,35 +106,56 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _tokenizer_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.GenerateResponse], _abc.AsyncIterator[_tokenizer_pb2.GenerateResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.GenerateResponse], _abc.AsyncIterator[_tokenizer_pb2.GenerateResponse]]:
+        """Continues a text or token ids, in pieces. INVALID_ARGUMENT with the fields
+        and the numbers for what cannot be served, NOT_FOUND for an unknown model,
+        UNAUTHENTICATED for a missing or wrong key, RESOURCE_EXHAUSTED with a
+        RetryInfo where there is no room or a quota is used up, UNAVAILABLE without
+        an engine, DEADLINE_EXCEEDED. A status after messages: what they held
+        counts, and there is no more.
+        """
 
     @_abc_1.abstractmethod
     def Chat(
         self,
         request: _tokenizer_pb2.ChatRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.ChatResponse], _abc.AsyncIterator[_tokenizer_pb2.ChatResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.ChatResponse], _abc.AsyncIterator[_tokenizer_pb2.ChatResponse]]:
+        """The same for a conversation, which the model's chat template makes into a
+        prompt.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(
         self,
         request: _tokenizer_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tokenizer_pb2.TokenizeResponse, _abc.Awaitable[_tokenizer_pb2.TokenizeResponse]]: ...
+    ) -> _typing.Union[_tokenizer_pb2.TokenizeResponse, _abc.Awaitable[_tokenizer_pb2.TokenizeResponse]]:
+        """Token ids of a text, or of a conversation as Chat would encode it. Needs no
+        engine. INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, RESOURCE_EXHAUSTED as
+        above.
+        """
 
     @_abc_1.abstractmethod
     def Detokenize(
         self,
         request: _tokenizer_pb2.DetokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tokenizer_pb2.DetokenizeResponse, _abc.Awaitable[_tokenizer_pb2.DetokenizeResponse]]: ...
+    ) -> _typing.Union[_tokenizer_pb2.DetokenizeResponse, _abc.Awaitable[_tokenizer_pb2.DetokenizeResponse]]:
+        """Text of token ids. Needs no engine. INVALID_ARGUMENT for an id outside the
+        vocabulary, the rest as above.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(
         self,
         request: _tokenizer_pb2.ListModelsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tokenizer_pb2.ListModelsResponse, _abc.Awaitable[_tokenizer_pb2.ListModelsResponse]]: ...
+    ) -> _typing.Union[_tokenizer_pb2.ListModelsResponse, _abc.Awaitable[_tokenizer_pb2.ListModelsResponse]]:
+        """The served model and the LoRA adapters that requests may name. Answers
+        without an engine, too: then only the name, vocabulary and fingerprint are
+        set.
+        """
 
 def add_TokenizerServiceServicer_to_server(servicer: TokenizerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -104,6 +167,7 @@ class OperatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
     ListEngines: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ListEnginesRequest, _tokenizer_pb2.ListEnginesResponse]
+    """Every engine that the service knows, connected or not, with who named it."""
     AddEngine: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.AddEngineRequest, _tokenizer_pb2.AddEngineResponse]
     """The engine gets requests as soon as it is connected. Until the next start
     of the service.
@@ -127,6 +191,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEngines: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ListEnginesRequest, _tokenizer_pb2.ListEnginesResponse]  # type: ignore[assignment]
+    """Every engine that the service knows, connected or not, with who named it."""
     AddEngine: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.AddEngineRequest, _tokenizer_pb2.AddEngineResponse]  # type: ignore[assignment]
     """The engine gets requests as soon as it is connected. Until the next start
     of the service.
@@ -152,7 +217,8 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _tokenizer_pb2.ListEnginesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tokenizer_pb2.ListEnginesResponse, _abc.Awaitable[_tokenizer_pb2.ListEnginesResponse]]: ...
+    ) -> _typing.Union[_tokenizer_pb2.ListEnginesResponse, _abc.Awaitable[_tokenizer_pb2.ListEnginesResponse]]:
+        """Every engine that the service knows, connected or not, with who named it."""
 
     @_abc_1.abstractmethod
     def AddEngine(
