@@ -19,7 +19,7 @@ from tokenwire_client.cli_plugins import GROUP, add_own, add_plugins
 from tokenwire_client.sync import Client
 from tokenwire_client.sync_stream import Stream
 from tokenwire_client.top.command import top
-from tokenwire_client.types import Message, Sampling
+from tokenwire_client.types import Message
 
 app = typer.Typer(
     help="Talk to a Tokenwire tokenizer service.",
@@ -92,26 +92,7 @@ def chat(
     choice: flags.Choices = None,
 ) -> None:
     """Streams the assistant's answer; without a prompt, on a terminal, a whole conversation."""
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        stop_token_ids=stop_token_id or (),
-        ignore_eos=ignore_eos,
-        include_stop_str_in_output=include_stop,
-        skip_special_tokens=skip_special_tokens,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        n=n,
-        logprobs=logprobs,
-        structured_output=flags.structured_output(json_schema, json_object, regex, grammar, choice),
-    )
+    sampling = flags.sampling(locals())
     before = [] if system is None else [Message("system", system)]
     security = flags.tls(tls, ca_file, cert_file, key_file, server_name)
     with exit_codes(), Client(target, timeout=timeout, tls=security, api_key=api_key) as client:
@@ -171,26 +152,7 @@ def generate(
     choice: flags.Choices = None,
 ) -> None:
     """Streams the continuation of a text, without a chat template."""
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        stop_token_ids=stop_token_id or (),
-        ignore_eos=ignore_eos,
-        include_stop_str_in_output=include_stop,
-        skip_special_tokens=skip_special_tokens,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        n=n,
-        logprobs=logprobs,
-        structured_output=flags.structured_output(json_schema, json_object, regex, grammar, choice),
-    )
+    sampling = flags.sampling(locals())
     if token_ids is not None and prompt is not None:
         raise typer.BadParameter("give a prompt or --token-ids, not both", param_hint="--token-ids")
     source = _text_or_input(prompt) if token_ids is None else _numbers(token_ids)

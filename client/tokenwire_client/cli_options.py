@@ -3,14 +3,16 @@
 Must not know: clients, output.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuredOutput
 from tokenwire_client.tls import Tls
+from tokenwire_client.types import Sampling
 
 TARGET_VARIABLE = "TOKENWIRE_TARGET"
 _SAMPLING = "Sampling"
@@ -205,6 +207,32 @@ def tls(
     if (cert_file is None) != (key_file is None):
         raise typer.BadParameter("--cert-file and --key-file go together")
     return Tls(ca_file, cert_file, key_file, server_name)
+
+
+def sampling(given: Mapping[str, Any]) -> Sampling:
+    """Of the flags under "Sampling" and "Structured output", by the names that commands give them."""
+    return Sampling(
+        max_tokens=given["max_tokens"],
+        min_tokens=given["min_tokens"],
+        temperature=given["temperature"],
+        top_k=given["top_k"],
+        top_p=given["top_p"],
+        min_p=given["min_p"],
+        seed=given["seed"],
+        stop=given["stop"] or (),
+        stop_token_ids=given["stop_token_id"] or (),
+        ignore_eos=given["ignore_eos"],
+        include_stop_str_in_output=given["include_stop"],
+        skip_special_tokens=given["skip_special_tokens"],
+        repetition_penalty=given["repetition_penalty"],
+        presence_penalty=given["presence_penalty"],
+        frequency_penalty=given["frequency_penalty"],
+        n=given["n"],
+        logprobs=given["logprobs"],
+        structured_output=structured_output(
+            *(given[name] for name in ("json_schema", "json_object", "regex", "grammar", "choice"))
+        ),
+    )
 
 
 def structured_output(

@@ -146,11 +146,7 @@ def sweep_rates(
     if arrivals in (ArrivalKind.CLOSED, ArrivalKind.TRACE):
         raise typer.BadParameter(f"{arrivals.value} arrivals have no rate to sweep", param_hint="--arrivals")
     settings = settings_of(given, arrivals, first_rate)
-    try:
-        plan = Plan(first_rate, factor, max_rate, refine, rates_of(rates))
-        rule = Rule(bool(settings.targets), good_share, kept_share)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    plan, rule = _plan_of(given, settings)
     interrupts = Interrupts()
     found, knee = _run(_sweep(settings, plan, rule, interrupts), interrupts)
     words = described(settings, words_of(given)) | {
@@ -162,6 +158,15 @@ def sweep_rates(
     show_table(STEP_HEADS, [step_row(each) for each in found])
     typer.echo(knee_line(knee))
     _finish(found, interrupts)
+
+
+def _plan_of(given: dict[str, Any], settings: RunSettings) -> tuple[Plan, Rule]:
+    """Which rates are tried, and which of them are sustained. BadParameter for what cannot be."""
+    try:
+        plan = Plan(*(given[name] for name in ("first_rate", "factor", "max_rate", "refine")), rates_of(given["rates"]))
+        return plan, Rule(bool(settings.targets), given["good_share"], given["kept_share"])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 async def _sweep(settings: RunSettings, plan: Plan, rule: Rule, interrupts: Interrupts) -> tuple[list[Round], Knee]:
