@@ -42,12 +42,14 @@ class HttpTarget:
         ignore_eos: bool = True,
         extra: Mapping[str, Any] | None = None,
         tls: Tls | None = None,
+        keeps_connections: bool = True,
     ) -> None:
-        """`extra` is added to each body. Inside the event loop only."""
+        """`extra` is added to each body. Without `keeps_connections` each request has a new one, as after a server
+        broke one. Inside the event loop only."""
         context = _context(tls)
         self._kept = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=context))
         self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True, ssl=context))
-        self._keeps_connections = True
+        self._keeps_connections = keeps_connections
         self._server_name = None if tls is None else tls.server_name
         self._url = f"{base_url.rstrip('/')}/v1/{'chat/' if chat else ''}completions"
         self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
@@ -73,7 +75,8 @@ class HttpTarget:
                         continue
                     data = line[len(_PREFIX) :].strip()
                     if data == _LAST:
-                        await _read_end(response.content)
+                        if self._keeps_connections:
+                            await _read_end(response.content)
                         return
                     if part := part_of(data):
                         yield part

@@ -157,13 +157,14 @@ async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
         await parts_of(url, tls=Tls(tmp_path / "none.pem"))
 
 
-async def test_connections_are_used_again() -> None:
+@pytest.mark.parametrize(("keeps", "connections"), [(True, 1), (False, 5)])
+async def test_connections_are_used_again_or_not(keeps: bool, connections: int) -> None:
     async with server([chunk("x"), DONE]) as (url, seen):
-        target = HttpTarget(url, [None, None], model="m")
+        target = HttpTarget(url, [None, None], model="m", keeps_connections=keeps)
         for _ in range(5):
             assert [part async for part in target.stream(REQUEST)] == [Part(1)]
         await target.close()
-    assert len({peer for _, _, _, peer in seen}) == 1
+    assert len({peer for _, _, _, peer in seen}) == connections
 
 
 @contextlib.asynccontextmanager
