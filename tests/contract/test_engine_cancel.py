@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_engine_service import (
+from tests.fixtures.engine_calls import (
     cancel,
-    continuation,
     generate_request,
     open_session,
     read_outputs,
@@ -15,7 +14,7 @@ from tests.contract.test_engine_service import (
     token_request,
     until,
 )
-from tests.fixtures.scripted_engine import ScriptedService, scripted_service
+from tests.fixtures.scripted_engine import ScriptedService, continuation, scripted_service
 from tokenwire.engine.v1 import engine_pb2
 
 PROMPT = [3, 4]

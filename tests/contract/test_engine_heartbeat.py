@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
-from tests.contract.test_engine_service import (
+from tests.fixtures.engine_calls import (
     Session,
     details,
     failure,

@@ -6,8 +6,8 @@ from unittest.mock import patch
 import grpc
 
 from engine_service.api import grpc_service, kv_mirror
-from tests.contract.test_engine_service import collect, continuation, token_request, until
-from tests.fixtures.scripted_engine import SMALL, ScriptedService, scripted_service
+from tests.fixtures.engine_calls import collect, token_request, until
+from tests.fixtures.scripted_engine import SMALL, ScriptedService, continuation, scripted_service
 from tokenizer_service.engines.block_digests import block_digests
 from tokenwire.engine.v1 import engine_pb2
 

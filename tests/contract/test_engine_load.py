@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.contract.test_engine_service import Session, slow_steps, submit, token_request
+from tests.fixtures.engine_calls import Session, slow_steps, submit, token_request
 from tests.fixtures.scripted_engine import SMALL, ScriptedService, scripted_service
 from tokenwire.engine.v1 import engine_pb2
 

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from tests.contract.test_engine_service import (
+from tests.fixtures.engine_calls import (
     cancel,
     collect,
     collect_samples,

@@ -5,7 +5,7 @@ import time
 
 from google.protobuf.duration_pb2 import Duration
 
-from tests.contract.test_engine_service import (
+from tests.fixtures.engine_calls import (
     cancel,
     collect,
     generate_request,

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from smg_grpc_proto import vllm_engine_pb2 as vllm_pb2
 
-from tests.contract.test_engine_service import slow_steps, until
+from tests.fixtures.engine_calls import slow_steps, until
 from tests.fixtures.gateway import answers, gateway_request, scripted_facade
 from tests.fixtures.scripted_engine import continuation
 from tokenwire.engine.v1 import engine_pb2

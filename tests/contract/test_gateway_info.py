@@ -170,7 +170,7 @@ async def test_a_stream_of_events_cannot_be_taken_up_again() -> None:
 
 
 async def test_salted_blocks_are_never_told() -> None:
-    from tests.contract.test_engine_service import collect, token_request
+    from tests.fixtures.engine_calls import collect, token_request
     from tokenwire.engine.v1 import engine_pb2
 
     async with scripted_facade() as facade:

@@ -163,7 +163,8 @@ def sweep_rates(
 def _plan_of(given: dict[str, Any], settings: RunSettings) -> tuple[Plan, Rule]:
     """Which rates are tried, and which of them are sustained. BadParameter for what cannot be."""
     try:
-        plan = Plan(*(given[name] for name in ("first_rate", "factor", "max_rate", "refine")), rates_of(given["rates"]))
+        rates = rates_of(given["rates"])
+        plan = Plan(given["first_rate"], given["factor"], given["max_rate"], given["refine"], rates)
         return plan, Rule(bool(settings.targets), given["good_share"], given["kept_share"])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
