@@ -20,7 +20,7 @@ from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.heartbeat import HeartbeatWatch, read_heartbeat
 from engine_service.api.live_request import Submission
 from engine_service.api.load_news import LoadNews
-from engine_service.api.session_outbox import Outbox, Refused
+from engine_service.api.session_outbox import Refused, SessionOutbox
 from engine_service.core.outcome import Refusal, RefusalCode
 from service_runtime.wire import Malformed
 from tokenwire.engine.v1 import engine_pb2
@@ -50,7 +50,7 @@ class Session:
         self._open_timeout_s = open_timeout_s
         self._live: dict[int, Submission] = {}
         self._has_news = asyncio.Event()
-        self._outbox = Outbox(self._has_news.set, self._forget)
+        self._outbox = SessionOutbox(self._has_news.set, self._forget)
         self._must_say_draining = False
         self._load = LoadNews(handle, self._has_news.set)
         self._adapters = AdapterFeed(handle, self._has_news.set)

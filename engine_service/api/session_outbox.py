@@ -50,7 +50,7 @@ class Refused:
         return Unread([], self._finish)
 
 
-class Outbox:
+class SessionOutbox:
     """Of one session. `has_room` and `all_written` are set and cleared here only.
 
     `wake` is called when there is news; `ended` when the last finish of a handle is in a message: it may be used again.

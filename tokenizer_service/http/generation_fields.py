@@ -12,8 +12,6 @@ from tokenizer_service.http.fields import Fields, Int32, Int64
 from tokenizer_service.http.structured_fields import StructuredFields
 from tokenizer_service.sessions.request import GenerationOptions
 
-# Fields that are accepted and change nothing, on purpose; docs/http.md lists them.
-IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier")
 MAX_BAD_WORDS = 128
 
 
@@ -50,6 +48,7 @@ class GenerationFields(Fields):
     skip_special_tokens: bool = True
     cache_salt: str | None = None
     priority: Int32 | None = None
+    # Accepted and of no effect, on purpose: docs/http.md lists them.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None

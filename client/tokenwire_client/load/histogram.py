@@ -12,7 +12,6 @@ from hdrh.histogram import HdrHistogram
 _LEAST_US = 1
 _MOST_US = 3_600_000_000
 _DIGITS = 3
-PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 class Histogram:

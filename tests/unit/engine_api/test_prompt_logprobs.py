@@ -7,7 +7,7 @@ import pytest
 
 from engine_service.api.convert import add_prompt_logprobs
 from engine_service.api.live_request import Submission
-from engine_service.api.session_outbox import Outbox
+from engine_service.api.session_outbox import SessionOutbox
 from engine_service.core.outcome import Finish, FinishReason, PositionLogprobs, RequestNews
 from engine_service.core.packed_logprobs import PackedLogprobs
 from engine_service.core.sampling import SamplingParams
@@ -18,7 +18,7 @@ LONG = PackedLogprobs([PositionLogprobs(None, 0, ()), *[PositionLogprobs((7, -0.
 FINISH = Finish(FinishReason.LENGTH, 4001, 1, 0)
 
 
-def sample(outbox: Outbox, handle: int) -> Any:
+def sample(outbox: SessionOutbox, handle: int) -> Any:
     submission = Submission(
         f"r{handle}", handle, 1, SamplingParams(1, 0, prompt_logprobs=20), prompt_tokens=4001, started=0.0,
         max_unread_tokens=64, wake=lambda live: outbox.add(handle, live),
@@ -49,7 +49,7 @@ async def test_others_have_their_turn_while_a_message_is_built() -> None:
 async def test_commands_wait_while_too_many_log_probabilities_are_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_service.api.session_outbox.MAX_UNREAD_PROMPT_LOGPROBS", 2 * LONG.num_logprobs)
     ended: list[int] = []
-    outbox = Outbox(lambda: None, ended.append)
+    outbox = SessionOutbox(lambda: None, ended.append)
     samples = [sample(outbox, handle) for handle in range(4)]
     for number, live in enumerate(samples):
         assert outbox.has_room.is_set() == (number < 3)
