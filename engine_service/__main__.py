@@ -20,7 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from engine_service.api.adapter_loader import AdapterLoader
-from engine_service.api.admission import Door
+from engine_service.api.door import Door
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.engine_metrics import EngineMetrics
 from engine_service.api.front import Front

@@ -11,7 +11,6 @@ import grpc
 
 from engine_service.api import errors
 from engine_service.api.adapter_loader import AdapterLoader, checked_loader
-from engine_service.api.admission import Door
 from engine_service.api.convert import (
     adapter_message,
     add_prompt_logprobs,
@@ -19,6 +18,7 @@ from engine_service.api.convert import (
     load_message,
     model_info_message,
 )
+from engine_service.api.door import Door
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.kv_changes import change_messages
 from engine_service.api.kv_mirror import MAX_WATCHERS, KvWatchers

@@ -14,8 +14,8 @@ import structlog
 
 from engine_service.api import errors
 from engine_service.api.adapter_feed import AdapterFeed
-from engine_service.api.admission import Door
 from engine_service.api.convert import load_news_message
+from engine_service.api.door import Door
 from engine_service.api.engine_handle import Connection, EngineHandle
 from engine_service.api.heartbeat import HeartbeatWatch, read_heartbeat
 from engine_service.api.live_request import Submission

@@ -80,7 +80,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class CapacityPlanner:
     """Everything about an engine that a plan depends on."""
 
     model: StepModel

@@ -11,7 +11,7 @@ import typer
 
 from engine_service.core.admission import servable_model_len
 from engine_service.core.scheduler import SchedulerConfig
-from engine_service.simulated.capacity import Goal, Outcome, Planner, Workload
+from engine_service.simulated.capacity import CapacityPlanner, Goal, Outcome, Workload
 from engine_service.simulated.step_model import BadStepModel, StepModel
 
 _BLOCK_SIZE = 32
@@ -44,7 +44,7 @@ def plan(
     if rate is None and engines is None:
         raise typer.BadParameter("give --rate, --engines or both")
     try:
-        planner = Planner(
+        planner = CapacityPlanner(
             StepModel.load(step_model),
             _scheduler(kv_tokens, max_num_requests, step_token_budget, prefill_per_decode),
             Workload(input_tokens, output_tokens, spread, shared_tokens, requests, seed),
@@ -73,7 +73,7 @@ def _scheduler(kv_tokens: int, max_num_requests: int, budget: int, prefill_per_d
     )
 
 
-def _answer(planner: Planner, rate: float | None, engines: int | None) -> str:
+def _answer(planner: CapacityPlanner, rate: float | None, engines: int | None) -> str:
     if rate is not None and engines is not None:
         outcome = planner.outcome(engines, rate)
         _show(outcome)

@@ -39,8 +39,8 @@ class StepInput:
 
     `input_ids`, `positions` int64 [T]; `sample_rows` int64 [R] are batch rows in plan order;
     `token_places` int64 [R] say where in the token buffer each sampled token goes. `request_ids`: whose each row is; a
-    draft's rows are neighbours. `num_logprobs` int64 [R]:
-    how many most likely tokens to report with a row's log probability, -1 for none at all; None: for no row.
+    draft's rows are neighbours. `num_logprobs` int64 [R]: how many most likely tokens to report with a row's log
+    probability, -1 for none at all; None: for no row.
     `adapters` int32 [T], on the host: the number of each token's adapter, 0: none; None: of no token.
     """
 
@@ -105,6 +105,33 @@ class InputBatch:
         """What a request still wants to know of its prompt, if anything."""
         return self._scored.get(self._row_of[request_id])
 
+    def step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
+        """The input of a step of these chunks, one or more."""
+        count = len(chunks)
+        rows = np.fromiter((self._row_of[chunk.request_id] for chunk in chunks), np.int64, count)
+        starts = np.fromiter((chunk.start for chunk in chunks), np.int64, count)
+        lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, count)
+        query_start = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        token_rows = np.repeat(rows, lengths)
+        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
+        ends = starts + lengths
+        token_index = self._to_device(token_rows * self._row_length + positions)
+        sampling = _sampling_places(chunks, query_start)
+        sampling_rows, following = token_rows[sampling], positions[sampling] + 1
+        samplers = [chunk for chunk in chunks if chunk.samples for _ in range(1 + len(chunk.draft))]
+        return StepInput(
+            layout=self._layout(rows, token_rows, positions, query_start, ends),
+            input_ids=self._tokens.index_select(0, token_index).long(),
+            positions=self._to_device(positions),
+            sample_rows=self._to_device(sampling),
+            token_places=self._to_device(sampling_rows * self._row_length + following),
+            sampling=self._settings.gather(samplers, sampling_rows, following, self._tokens, self._row_length),
+            request_ids=tuple([chunk.request_id for chunk in samplers]),
+            num_logprobs=self._settings.num_logprobs(sampling_rows),
+            adapters=self._adapters_of(rows, lengths),
+        )
+
     def piece_input(self, piece: ScoredPiece) -> tuple[StepInput, torch.Tensor]:
         """A step of this piece alone, with logits at its scored positions, and the tokens after those, int64."""
         chunk = piece.chunk
@@ -153,33 +180,6 @@ class InputBatch:
         """Guessed tokens stand where the right ones will: the samples of the step replace them all."""
         begin = self._row_of[chunk.request_id] * self._row_length + chunk.start + 1
         self._tokens[begin : begin + len(chunk.draft)] = self._to_device(np.array(chunk.draft, dtype=np.int32))
-
-    def step_input(self, chunks: tuple[Chunk, ...]) -> StepInput:
-        """The input of a step of these chunks, one or more."""
-        count = len(chunks)
-        rows = np.fromiter((self._row_of[chunk.request_id] for chunk in chunks), np.int64, count)
-        starts = np.fromiter((chunk.start for chunk in chunks), np.int64, count)
-        lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, count)
-        query_start = np.zeros(count + 1, dtype=np.int64)
-        np.cumsum(lengths, out=query_start[1:])
-        token_rows = np.repeat(rows, lengths)
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
-        ends = starts + lengths
-        token_index = self._to_device(token_rows * self._row_length + positions)
-        sampling = _sampling_places(chunks, query_start)
-        sampling_rows, following = token_rows[sampling], positions[sampling] + 1
-        samplers = [chunk for chunk in chunks if chunk.samples for _ in range(1 + len(chunk.draft))]
-        return StepInput(
-            layout=self._layout(rows, token_rows, positions, query_start, ends),
-            input_ids=self._tokens.index_select(0, token_index).long(),
-            positions=self._to_device(positions),
-            sample_rows=self._to_device(sampling),
-            token_places=self._to_device(sampling_rows * self._row_length + following),
-            sampling=self._settings.gather(samplers, sampling_rows, following, self._tokens, self._row_length),
-            request_ids=tuple([chunk.request_id for chunk in samplers]),
-            num_logprobs=self._settings.num_logprobs(sampling_rows),
-            adapters=self._adapters_of(rows, lengths),
-        )
 
     def _layout(
         self,

@@ -149,10 +149,8 @@ def sweep_rates(
     plan, rule = _plan_of(given, settings)
     interrupts = Interrupts()
     found, knee = _run(_sweep(settings, plan, rule, interrupts), interrupts)
-    words = described(settings, words_of(given)) | {
-        "arrivals": f"open loop, {arrivals.value}",
-        "sustained": rule.words(),
-    }
+    own_words = {"arrivals": f"open loop, {arrivals.value}", "sustained": rule.words()}
+    words = described(settings, words_of(given)) | own_words
     report = Report("sweep", _now(), words, machine(), tuple(found), knee, targets_in(settings.targets))
     _write(report, Output(json_out, html_out))
     show_table(STEP_HEADS, [step_row(each) for each in found])

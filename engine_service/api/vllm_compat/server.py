@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from engine_service.api.admission import Door
+from engine_service.api.door import Door
 from engine_service.api.engine_handle import EngineHandle
 from engine_service.api.vllm_compat.service import VllmEngineService, add_to_server
 from service_runtime.grpc_server import bind, server_options

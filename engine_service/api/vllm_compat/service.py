@@ -14,7 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm_pb2
 from smg_grpc_proto.generated import common_pb2
 
 from engine_service.api import errors
-from engine_service.api.admission import Door
+from engine_service.api.door import Door
 from engine_service.api.engine_handle import STARTING, Connection, EngineHandle
 from engine_service.api.live_request import LiveRequest
 from engine_service.api.vllm_compat.generation import Context, Generation

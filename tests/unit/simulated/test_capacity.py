@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.core.scheduler import SchedulerConfig
-from engine_service.simulated.capacity import Goal, Outcome, Planner, Workload, quantile
+from engine_service.simulated.capacity import CapacityPlanner, Goal, Outcome, Workload, quantile
 from engine_service.simulated.fleet import Arrival, Fleet, VirtualEngine
 from engine_service.simulated.step_model import StepModel
 
@@ -80,14 +80,14 @@ def test_a_full_queue_refuses() -> None:
 
 def test_shared_prefixes_save_work() -> None:
     def p50(shared: int) -> float:
-        planner = Planner(MODEL, config(), Workload(400, 8, 0.0, shared, 60), Goal(1.0, 0.1))
+        planner = CapacityPlanner(MODEL, config(), Workload(400, 8, 0.0, shared, 60), Goal(1.0, 0.1))
         return planner.outcome(1, 2.0).ttft_p50
 
     assert p50(384) < p50(0) / 2
 
 
-def planner(**changes: int) -> Planner:
-    return Planner(MODEL, config(**changes), Workload(100, 16, num_requests=120), Goal(0.5, 0.05))
+def planner(**changes: int) -> CapacityPlanner:
+    return CapacityPlanner(MODEL, config(**changes), Workload(100, 16, num_requests=120), Goal(0.5, 0.05))
 
 
 def test_the_answers_agree_with_the_runs() -> None:
@@ -103,7 +103,7 @@ def test_the_answers_agree_with_the_runs() -> None:
 
 
 def test_a_goal_below_the_step_time_is_never_met() -> None:
-    strict = Planner(MODEL, config(), Workload(100, 16, num_requests=20), Goal(0.001, 0.05))
+    strict = CapacityPlanner(MODEL, config(), Workload(100, 16, num_requests=20), Goal(0.001, 0.05))
     assert strict.highest_rate(1, lambda _: None) == 0.0
     assert strict.engines_for(1.0, lambda _: None) is None
 
