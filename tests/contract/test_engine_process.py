@@ -1,44 +1,35 @@
-"""The real engine service as processes over sockets, on HIST: exact tokens, stops, deaths and starts that fail."""
+"""The real engine service as processes over sockets, on HIST: exact tokens, stops and deaths."""
 
 import asyncio
 import os
 import random
 import signal
-import socket
 import statistics
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine_service.build_engine import build_engine
-from engine_service.config import EngineSettings
-from engine_service.engine_config import engine_config
-from engine_service.loop.mailbox import EngineMailbox, socket_pair
-from service_runtime.grpc_server import channel_options
 from tests.fixtures.checkpoints import greedy_of, load_reference, write_hist
 from tests.fixtures.engine_process import EngineProcess, started_engine
-from tokenwire.common.v1 import outcome_pb2, sampling_pb2
-from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
-
-grpc.aio.init_grpc_aio()
-
-SMALLPOOL = (
-    "--block-size=16",
-    "--num-blocks=64",
-    "--step-token-budget=64",
-    "--max-num-requests=16",
-    "--max-waiting-requests=64",
+from tests.fixtures.process_calls import (
+    SMALLPOOL,
+    collect,
+    connect,
+    failure,
+    load_of,
+    metric_lines,
+    request,
+    wait_health,
+    wait_idle,
 )
-Stub = "engine_pb2_grpc.EngineServiceAsyncStub"
-Call = grpc.aio.UnaryStreamCall[engine_pb2.GenerateRequest, engine_pb2.GenerateResponse]
+from tokenwire.common.v1 import outcome_pb2
+from tokenwire.engine.v1 import engine_pb2
+
 RANDOM = random.Random(3)
 
 
@@ -52,70 +43,6 @@ def small_engine(hist: Path) -> Iterator[EngineProcess]:
     with started_engine(hist, *SMALLPOOL) as engine:
         yield engine
         assert engine.process.poll() is None
-
-
-@asynccontextmanager
-async def connect(engine: EngineProcess) -> AsyncIterator[tuple[grpc.aio.Channel, Stub]]:
-    async with grpc.aio.insecure_channel(engine.address, options=channel_options()) as channel:
-        yield channel, engine_pb2_grpc.EngineServiceStub(channel)
-
-
-def request(prompt: list[int], max_tokens: int, **fields: object) -> engine_pb2.GenerateRequest:
-    sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return engine_pb2.GenerateRequest(
-        request=engine_pb2.TokenRequest(prompt_token_ids=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
-    )
-
-
-async def collect(call: Call, timeout_s: float = 60.0) -> tuple[list[int], engine_pb2.Finish]:
-    tokens: list[int] = []
-    async with asyncio.timeout(timeout_s):
-        while isinstance(message := await call.read(), engine_pb2.GenerateResponse):
-            tokens += message.token_ids
-            finish = message.finish
-    return tokens, finish
-
-
-async def read_all(call: Any, timeout_s: float) -> None:
-    async with asyncio.timeout(timeout_s):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-
-
-async def failure(call: grpc.aio.Call, timeout_s: float = 30.0) -> grpc.aio.AioRpcError:
-    """The error that the call ends with, whatever it sends before."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await read_all(call, timeout_s)
-    return caught.value
-
-
-async def load_of(stub: Stub) -> engine_pb2.GetLoadResponse:
-    return await stub.GetLoad(engine_pb2.GetLoadRequest())
-
-
-async def wait_idle(stub: Stub, timeout_s: float) -> engine_pb2.GetLoadResponse:
-    async with asyncio.timeout(timeout_s):
-        while True:
-            load = await load_of(stub)
-            if load.running_requests == load.waiting_requests == load.used_blocks == 0:
-                return load
-
-
-async def wait_health(channel: grpc.aio.Channel, status: int, timeout_s: float) -> None:
-    watch = health_pb2_grpc.HealthStub(channel).Watch(
-        health_pb2.HealthCheckRequest(service="tokenwire.engine.v1.EngineService")
-    )
-    async with asyncio.timeout(timeout_s):
-        while (await watch.read()).status != status:
-            pass
-    watch.cancel()
-
-
-def metric_lines(engine: EngineProcess) -> dict[str, float]:
-    with urllib.request.urlopen(engine.metrics_url, timeout=5) as response:
-        text = response.read().decode()
-    pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in pairs}
 
 
 async def check_mixed_requests(engine: EngineProcess, hist: Path) -> None:
@@ -291,86 +218,6 @@ async def test_sigterm_drains(hist: Path) -> None:
             os.kill(engine.engine_pid, 0)
 
 
-async def test_front_is_up_while_the_engine_loads_and_stops_at_once(hist: Path) -> None:
-    engine = EngineProcess(f"--model={hist}")
-    try:
-        await asyncio.to_thread(engine.wait_event, "engine starting")
-        async with connect(engine) as (channel, stub):
-            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-            assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            error = await failure(stub.Generate(request([1], 3)))
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert "starting" in (error.details() or "")
-        engine.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(engine.wait_exit, 5.0) == 0
-    finally:
-        engine.close()
-
-
-@pytest.mark.parametrize(
-    ("flags", "status", "words"),
-    [
-        (["--model=/nonexistent/model"], 1, ["/nonexistent/model"]),
-        (["--model=no-such-model"], 1, ["no-such-model"]),
-        (["--step-token-budget=8", "--prefill-chunk-size=9"], 2, ["9", "8"]),
-        (["--port=99999"], 2, ["--port"]),
-        (["--frobnicate"], 2, ["--frobnicate"]),
-    ],
-)
-def test_starts_that_fail(flags: list[str], status: int, words: list[str]) -> None:
-    """B071, B145: one plain line, no traceback, a non-zero status."""
-    engine = EngineProcess(*flags)
-    try:
-        assert engine.wait_exit(60.0) == status
-    finally:
-        engine.close()
-    assert not any("Traceback" in line for line in engine.lines)
-    for word in words:
-        assert word in engine.lines[-1]
-
-
-SIZES = [
-    ({"kv_cache_memory": 1000}, ["1,000 bytes", "block"]),
-    ({"kv_cache_memory": 0}, ["0 bytes", "block"]),
-    ({"max_model_len": 5000}, ["5,000", "4,096"]),
-    ({"num_blocks": 4, "block_size": 16, "max_model_len": 100}, ["100", "65"]),
-    ({"backend": "abacus"}, ["abacus"]),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), SIZES)
-def test_sizes_that_cannot_work_are_refused_with_numbers(
-    hist: Path, changes: dict[str, object], words: list[str]
-) -> None:
-    """B145: known only once the model is loaded; needed and available numbers in one line."""
-    settings = EngineSettings.model_validate({"model": str(hist), "device": "cpu", **changes})
-    front_end, engine_end = socket_pair()
-    with front_end, pytest.raises(ValueError, match=words[0]) as refused:
-        build_engine(engine_config(settings), hist, EngineMailbox(engine_end))
-    for word in words[1:]:
-        assert word in str(refused.value)
-    engine_end.close()
-
-
-def test_length_that_was_left_open_is_lowered_to_the_pool(hist: Path) -> None:
-    """B145: visible in the engine's own information."""
-    settings = EngineSettings.model_validate({"model": str(hist), "num_blocks": 4, "block_size": 16})
-    front_end, engine_end = socket_pair()
-    with front_end, engine_end:
-        _, ready = build_engine(engine_config(settings), hist, EngineMailbox(engine_end))
-    assert (ready.info.max_model_len, ready.info.num_blocks, ready.stats.total_blocks) == (65, 4, 4)
-
-
-def test_start_that_fails_after_loading_is_one_plain_line(hist: Path) -> None:
-    engine = EngineProcess(f"--model={hist}", "--kv-cache-memory=1000")
-    try:
-        assert engine.wait_exit(90.0) == 1
-    finally:
-        engine.close()
-    assert not any("Traceback" in line for line in engine.lines)
-    assert "1,000 bytes" in engine.lines[-1]
-
-
 def test_engine_process_dies_with_the_front(hist: Path) -> None:
     engine = EngineProcess(f"--model={hist}")
     try:
@@ -383,18 +230,3 @@ def test_engine_process_dies_with_the_front(hist: Path) -> None:
             time.sleep(0.02)
     finally:
         engine.close()
-
-
-@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
-def test_port_in_use_is_an_error(flag: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        engine = EngineProcess("--model=unused", f"{flag}={port}")
-        try:
-            assert engine.wait_exit(30.0) == 1
-        finally:
-            engine.close()
-    assert str(port) in engine.lines[-1]
-    assert "in use" in engine.lines[-1]

@@ -12,15 +12,15 @@ import pytest
 
 from engine_service.worker.build import build_worker
 from engine_service.worker.config import Device, WeightFormat, WorkerConfig
-from tests.contract.test_engine_process import (
+from tests.fixtures.checkpoints import reference_greedy, write_hist, write_random_model
+from tests.fixtures.engine_process import EngineProcess, started_engine
+from tests.fixtures.engine_run import start_ranks
+from tests.fixtures.process_calls import (
     collect,
     connect,
     failure,
     request,
 )
-from tests.fixtures.checkpoints import reference_greedy, write_hist, write_random_model
-from tests.fixtures.engine_process import EngineProcess, started_engine
-from tests.fixtures.engine_run import start_ranks
 from tokenwire.engine.v1 import engine_pb2
 
 FLAGS = (
