@@ -2,11 +2,9 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from tests.fixtures.command_process import WAIT_S, Terminal, start_command
 from tests.fixtures.fake_tokenizer_service import (
     End,
     FakeTokenizerService,
@@ -26,8 +25,6 @@ from tests.fixtures.fake_tokenizer_service import (
 )
 from tokenwire_client.cli_app import app
 
-COMMAND = [sys.executable, "-m", "tokenwire_client.cli"]
-WAIT_S = 30
 SCRIPTS: dict[str, Any] = {
     "paris": [[Say("Par", (1, 2)), Say("is", (3,)), End(completion(seed=9, request_id="r", stop_string="."))]],
     "held": [[Say("begun", (1,)), Hold("never"), End(completion())]],
@@ -210,15 +207,10 @@ def test_failures_have_their_exit_codes(target: str, arguments: list[str], code:
     assert "Traceback" not in errors
 
 
-def command(target: str, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "TOKENWIRE_TARGET": target, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.Popen([*COMMAND, *arguments], env=environment, **options)
-
-
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_ctrl_c_cancels_the_stream_and_exits_130(target: str, fake: FakeTokenizerService, flags: list[str]) -> None:
     before = len(fake.calls("held"))
-    process = command(target, "chat", "held", *flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_command(target, "chat", "held", *flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     call = fake.wait_for_calls("held", before + 1)[-1]
     if not flags:
@@ -233,53 +225,10 @@ def test_ctrl_c_cancels_the_stream_and_exits_130(target: str, fake: FakeTokenize
 def test_a_reader_that_left_is_no_traceback(target: str, fake: FakeTokenizerService) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    process = command(target, "chat", "paris", stdout=writing, stderr=subprocess.PIPE)
+    process = start_command(target, "chat", "paris", stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, errors) == (1, b"")
-
-
-class Terminal:
-    """The command on a pseudo-terminal, ended at the latest with the `with` block."""
-
-    def __init__(self, target: str, *arguments: str) -> None:
-        self._fd, child = pty.openpty()
-        self.process = command(target, *arguments, stdin=child, stdout=child, stderr=child)
-        os.close(child)
-        self.seen = ""
-
-    def __enter__(self) -> "Terminal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(WAIT_S)
-        os.close(self._fd)
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def read_until(self, mark: str) -> str:
-        """Everything up to and with the mark, after what was read before."""
-        while mark not in self.seen:
-            piece = self._read()
-            assert piece, f"the command ended before {mark!r}: {self.seen!r}"
-            self.seen += piece
-        text, _, self.seen = self.seen.partition(mark)
-        return text + mark
-
-    def read_to_end(self) -> str:
-        text = self.seen
-        while piece := self._read():
-            text += piece
-        self.process.wait(WAIT_S)
-        return text
-
-    def _read(self) -> str:
-        try:
-            return os.read(self._fd, 65536).decode(errors="replace")
-        except OSError:  # the other side has gone
-            return ""
 
 
 def test_text_cannot_steer_the_terminal(target: str) -> None:
