@@ -91,7 +91,7 @@ class FieldViolation(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """Path in the request, as sampling.top_p."""
+    """Path in the request, as options.sampling.top_p."""
     description: _builtins.str
     """What is wrong with it."""
     def __init__(

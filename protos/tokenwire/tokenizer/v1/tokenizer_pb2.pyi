@@ -596,7 +596,7 @@ class ChatRequest(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
-        """Only with tools."""
+        """Without tools only AUTO or NONE."""
 
     def __init__(
         self,
