@@ -94,7 +94,7 @@ def _scheduler_config(config: EngineConfig, info: WorkerInfo, limits: EngineLimi
         eos_token_ids=limits.eos_token_ids,
         prefix_cache=config.cache.prefix_cache,
         prefill_per_decode=measured if chosen is None else chosen,
-        max_draft_tokens=0 if scheduling.speculation == "off" else scheduling.max_draft_tokens,
+        max_draft_tokens=scheduling.draft_tokens(info.rows_are_independent),
     )
 
 

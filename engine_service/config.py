@@ -35,7 +35,7 @@ class DeviceChoice(Enum):
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormatName = Literal["plain", "int4"]
 DefaultSamplingName = Literal["model", "neutral"]
-SpeculationName = Literal["off", "prompt-lookup"]
+SpeculationName = Literal["auto", "off", "prompt-lookup"]
 
 
 class EngineSettings(ServiceSettings):
@@ -130,9 +130,10 @@ class EngineSettings(ServiceSettings):
     )
     prefix_cache: bool = Field(True, description="reuse the KV cache of common prompt prefixes")
     speculation: SpeculationName = Field(
-        "off",
+        "auto",
         description="off, or prompt-lookup: decodes verify tokens guessed from earlier in their own text, where that "
-        "pays; the text stays the same",
+        "pays; the text stays the same. auto: prompt-lookup where that is certain to the last bit (the compiled CPU "
+        "kernels) and there is no overlap",
     )
     max_draft_tokens: int = Field(16, ge=1, le=64, description="guessed tokens of a request in a step at most")
     lora: tuple[str, ...] = Field(

@@ -66,6 +66,12 @@ class SchedulingConfig:
     speculation: SpeculationName = "off"
     max_draft_tokens: int = 0
 
+    def draft_tokens(self, rows_are_independent: bool) -> int:
+        """Guessed tokens of a request in a step at most; 0: none. The argument is the worker's."""
+        is_certain = rows_are_independent and not self.overlap
+        speculates = is_certain if self.speculation == "auto" else self.speculation == "prompt-lookup"
+        return self.max_draft_tokens if speculates else 0
+
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:

@@ -55,7 +55,7 @@ def _check_waiting(settings: "EngineSettings") -> None:
 
 
 def _check_features(settings: "EngineSettings") -> None:
-    if settings.speculation != "off" and settings.overlap:
+    if settings.speculation == "prompt-lookup" and settings.overlap:
         raise ValueError(
             f"--speculation {settings.speculation} and --overlap contradict each other: a guess follows the last "
             "token, which is not known yet when the next step is planned ahead"

@@ -96,6 +96,11 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def rows_are_independent(self) -> bool:
+        """Whether the numbers of a step's row are the same, to the last bit, whatever other rows the step has."""
+        ...
+
+    @property
     def row_draw(self) -> RowDraw | None:
         """What draws tokens from its logits faster than torch, if there is such a thing."""
         ...

@@ -62,6 +62,7 @@ def assemble_worker(config: WorkerConfig, loaded: LoadedModel, ranks: OtherRanks
         num_blocks=size.num_blocks,
         kv_bytes_per_block=block_bytes,
         prefill_per_decode=loaded.prefill_per_decode,
+        rows_are_independent=loaded.rows_are_independent,
     )
     rules = AdapterRules(loaded.linear_shapes(), config.max_lora_rank) if config.max_loras else None
     pool = RankPool(block_size, size.num_blocks, size.max_model_len)

@@ -108,6 +108,7 @@ class WorkerInfo:
 
     `prefill_per_decode`: prompt tokens that may share a step with each decode before they slow it down much (0: any
     number). `max_model_len` may be lower than the model's own limit when the KV pool cannot hold that many tokens.
+    `rows_are_independent`: what other rows a step has changes no bit of a row.
     """
 
     vocab_size: int
@@ -121,3 +122,4 @@ class WorkerInfo:
     kv_bytes_per_block: int
     prefill_per_decode: int
     weights: WeightReport | None = None
+    rows_are_independent: bool = False

@@ -142,6 +142,7 @@ class FusedModel:
     device = torch.device("cpu")
     default_block_size = GROUP_SLOTS
     prefill_per_decode = CPU_PREFILL_PER_DECODE
+    rows_are_independent = True
 
     @property
     def row_draw(self) -> KernelDraw:

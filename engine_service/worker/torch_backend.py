@@ -42,6 +42,7 @@ class GenericModel:
     attention: AttentionKind
     device: torch.device
     row_draw = None
+    rows_are_independent = False
 
     @property
     def facts(self) -> ModelFacts:

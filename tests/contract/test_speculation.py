@@ -1,4 +1,4 @@
-"""An engine that speculates, behind HTTP: several tokens in a delta are told, counted and stopped like single ones."""
+"""An engine that speculates, as it does by default, behind HTTP: several tokens in a delta are told, counted and stopped like single ones."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,7 @@ WANTED = succ_continuation(1000, 36)
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
     folder = write_succ(tmp_path_factory.mktemp("succ"), resolve_model_folder(DEFAULT_MODEL))
-    flags = ("--num-blocks", "256", "--speculation", "prompt-lookup")
-    with http_stack(folder, tmp_path_factory.mktemp("logs"), engine_flags=flags) as made:
+    with http_stack(folder, tmp_path_factory.mktemp("logs"), engine_flags=("--num-blocks", "256")) as made:
         yield made
 
 

@@ -95,6 +95,7 @@ class CudaModel:
     options: CudaOptions
     bounds: StepBounds
     name = "cuda"
+    rows_are_independent = False
     row_draw = None
 
     def __post_init__(self) -> None:

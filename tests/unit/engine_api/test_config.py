@@ -172,3 +172,19 @@ def test_adapters_by_flag_and_environment() -> None:
     assert (lora.named, lora.max_resident) == ((("a", "x"), ("b", "y=z")), 3)
     environment = {"TOKENWIRE_ENGINE_LORA": "a=x,b=y"}
     assert engine_config(load(environment=environment)).lora.named == (("a", "x"), ("b", "y"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "where_certain", "elsewhere"),
+    [
+        ((), 16, 0),
+        (("--overlap",), 0, 0),
+        (("--speculation", "off"), 0, 0),
+        (("--speculation", "prompt-lookup", "--max-draft-tokens", "5"), 5, 5),
+    ],
+)
+def test_drafts_are_made_where_the_text_is_certain_or_they_are_wanted(
+    flags: tuple[str, ...], where_certain: int, elsewhere: int
+) -> None:
+    scheduling = engine_config(load(*flags)).scheduling
+    assert (scheduling.draft_tokens(True), scheduling.draft_tokens(False)) == (where_certain, elsewhere)

@@ -46,6 +46,7 @@ def test_info_of_a_memory_budget(folder: Path, backend: str, budget: int, head: 
         "num_blocks": 12,
         "kv_bytes_per_block": 2 * 16 * 2 * (head + head) * 4,
         "prefill_per_decode": 4,
+        "rows_are_independent": backend == "cpu",
         "weights": {"source": "plain", "kept": "float32", "error": None} if backend == "cpu" else None,
     }
 
