@@ -134,7 +134,7 @@ async def test_a_tokenizer_of_another_model_is_refused(succ_folder: Path, hist_f
     from service_runtime.model_files import tokenizer_fingerprint
 
     engine = ServiceProcess("engine_service", tmp_path / "e.log", "--model", str(succ_folder), *ENGINE_FLAGS)
-    flags = ("--model", str(hist_folder), "--engine", f"127.0.0.1:{await engine.port()}")
+    flags = ("--http-port", "0", "--model", str(hist_folder), "--engine", f"127.0.0.1:{await engine.port()}")
     tokenizer = ServiceProcess("tokenizer_service", tmp_path / "t.log", *flags)
     try:
         target = f"127.0.0.1:{await tokenizer.port()}"
