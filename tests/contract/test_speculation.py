@@ -1,4 +1,4 @@
-"""An engine that speculates, as it does by default, behind HTTP: several tokens in a delta are told, counted and stopped like single ones."""
+"""Speculation, on by default, behind HTTP: deltas of several tokens are counted and stopped like single ones."""
 
 from collections.abc import Iterator
 
