@@ -130,7 +130,7 @@ def test_the_file_of_targets_is_good() -> None:
     placeholders = default_placeholders(Path("/models/m"), 2, "/peers")
     names = ["tokenwire", "tokenwire-engine", "inprocess", "vllm", "openvino", "llama-q4", "transformers"]
     specs = {spec.name: spec for spec in read_specs(DEFAULT_FILE, placeholders, names)}
-    assert specs["tokenwire"].engine_flags == ("--threads", "2")
+    assert specs["tokenwire"].engine_flags == ("--threads", "2", "--speculation", "off")
     assert "/models/m" in specs["vllm"].command
     assert specs["vllm"].env["OMP_NUM_THREADS"] == "2"
     assert "5123" in with_port(specs["llama-q4"].command, 5123)
