@@ -33,7 +33,7 @@ class DeviceChoice(Enum):
 
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightFormatName = Literal["plain", "int4"]
+WeightFormatName = Literal["plain", "int4", "int8"]
 DefaultSamplingName = Literal["model", "neutral"]
 SpeculationName = Literal["auto", "off", "prompt-lookup"]
 
@@ -77,7 +77,8 @@ class EngineSettings(ServiceSettings):
         "random; for tests of routing, overload and capacity (default: off)",
     )
     weight_format: WeightFormatName = Field(
-        "plain", description="plain, or int4: weight-only, faster for a few requests at a time, lossy"
+        "plain",
+        description="plain, or int8 or int4: weight-only, faster for a few requests at a time, lossy",
     )
     measure_weight_error: bool = Field(
         True,

@@ -25,14 +25,10 @@ from engine_service.worker.kernels.build import (
     read_cpu_flags,
     runnable_variants,
 )
-from engine_service.worker.kernels.cpu_model import (
-    CpuModel,
-    PoolSize,
-    StepBatch,
-    build_cpu_model,
-)
+from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, build_cpu_model
 from engine_service.worker.kernels.decoder_shape import Unsupported
 from engine_service.worker.kernels.library import DEFAULT_SPIN, KernelLibrary, ThreadTeam
+from engine_service.worker.kernels.step_batch import StepBatch
 from service_runtime.model_files import DEFAULT_MODEL, resolve_model_folder
 
 BLOCK_SIZE = 16

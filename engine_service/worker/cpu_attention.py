@@ -9,10 +9,11 @@ import torch
 
 from engine_service.worker.attention import AttentionBackend, BatchLayout, BlockCopies, KvGeometry, LayerShape
 from engine_service.worker.config import Device
-from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, PoolSize, batch_struct
+from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, PoolSize
 from engine_service.worker.kernels.fused_weights import padded_head
 from engine_service.worker.kernels.library import BatchStruct, ThreadTeam
 from engine_service.worker.kernels.paged_attention import HeadShape, PagedAttention
+from engine_service.worker.kernels.step_batch import batch_struct
 
 
 @dataclass(frozen=True, slots=True)

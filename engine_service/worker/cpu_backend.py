@@ -24,14 +24,7 @@ from engine_service.worker.config import Device, ModelDtype, WeightFormat, Worke
 from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.input_batch import StepInput
 from engine_service.worker.kernels.build import Unavailable, default_folder, prepare_best_library
-from engine_service.worker.kernels.cpu_model import (
-    GROUP_SLOTS,
-    CpuModel,
-    PoolSize,
-    StepBatch,
-    kv_bytes_per_block,
-    weight_format_refusal,
-)
+from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, CpuModel, PoolSize, kv_bytes_per_block
 from engine_service.worker.kernels.decoder_shape import (
     DecoderShape,
     Unsupported,
@@ -43,6 +36,8 @@ from engine_service.worker.kernels.fused_adapter import fuse_adapter, linear_sha
 from engine_service.worker.kernels.fused_codes import codes_refusal
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
+from engine_service.worker.kernels.step_batch import StepBatch
+from engine_service.worker.kernels.weight_formats import weight_format_refusal
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
 from engine_service.worker.memory import free_memory
 from engine_service.worker.plain_config import read_plain_config
@@ -120,8 +115,8 @@ def _read_fused(config: WorkerConfig, team: ThreadTeam) -> "FusedModel | Unsuppo
     if reason is not None:
         return Unsupported(reason)
     checkpoint = open_checkpoint(config.model_folder, dtype)
-    if isinstance(checkpoint, QuantizedCheckpoint) and config.weight_format is WeightFormat.INT4:
-        reason = codes_refusal(checkpoint.scheme, shape)
+    if isinstance(checkpoint, QuantizedCheckpoint) and config.weight_format is not WeightFormat.PLAIN:
+        reason = codes_refusal(checkpoint.scheme, shape, config.weight_format)
         if reason is not None:
             return Unsupported(reason)
     return FusedModel(facts, model_config, shape, checkpoint, team, config.weight_format, config.measure_weight_error)

@@ -6,7 +6,8 @@ Must not know: how weights are packed, requests.
 import torch
 
 from engine_service.core.weight_report import LogitError
-from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, CpuModel, PoolSize, StepBatch
+from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, CpuModel, PoolSize
+from engine_service.worker.kernels.step_batch import StepBatch
 
 NUM_TEXTS = 4
 TEXT_TOKENS = 16

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_service.worker.kernels.build import Unavailable, default_folder, prepare_best_library
-from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize, StepBatch
+from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize
 from engine_service.worker.kernels.decoder_shape import DecoderShape
 from engine_service.worker.kernels.fused_adapter import fuse_adapter, linear_shapes
 from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
+from engine_service.worker.kernels.step_batch import StepBatch
 from engine_service.worker.lora.adapter import Adapter, LowRank
 from engine_service.worker.lora.linear_hooks import segments
 

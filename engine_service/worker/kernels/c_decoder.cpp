@@ -94,14 +94,10 @@ TOKENWIRE_API int64_t tokenwire_decoder_adapter_bytes(void* handle) {
         [](auto& decoder) { return static_cast<int64_t>(decoder.adapter_bytes()); });
 }
 
-// Four-bit codes [rows, columns] with scales and zeros [rows, columns / 32].
-TOKENWIRE_API int tokenwire_decoder_set_codes(void* handle, int layer, int part, const uint8_t* codes,
-                                              const float* scales, const float* zeros, int64_t rows, int64_t columns,
-                                              char* error) {
+TOKENWIRE_API int tokenwire_decoder_set_codes(void* handle, int layer, int part, const Codes* codes, char* error) {
     return guarded(error, [&] {
-        const bool fits = static_cast<DecoderHandle*>(handle)->with([&](auto& decoder) {
-            return decoder.set_codes(layer, static_cast<Part>(part), codes, scales, zeros, rows, columns);
-        });
+        const bool fits = static_cast<DecoderHandle*>(handle)->with(
+            [&](auto& decoder) { return decoder.set_codes(layer, static_cast<Part>(part), *codes); });
         if (!fits) throw std::invalid_argument("the codes have not the expected size");
     });
 }

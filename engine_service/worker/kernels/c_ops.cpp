@@ -4,8 +4,7 @@
 
 #include "c_api.hpp"
 #include "draw.hpp"
-#include "gemm.hpp"
-#include "int4.hpp"
+#include "linear.hpp"
 #include "paged.hpp"
 
 using namespace tokenwire;
@@ -25,24 +24,22 @@ Rows<Weight> arrange(Buffer<Act<Weight>>& act, const float* input, int rows, int
     return {act.data(), stride, rows};
 }
 
-// A packed weight of one of the three kinds.
+// A packed weight of either number type.
 struct MatrixHandle {
-    PackedWeight<float> single;
-    PackedWeight<bf16> half;
-    PackedInt4 four_bit;
+    Linear<float> single;
+    Linear<bf16> half;
     Buffer<float> single_act, sums;
     Buffer<Act<bf16>> half_act;
 
     void multiply_rows(const float* input, int rows, int columns, float* out, ThreadPool& pool) {
         if (single.blocks() > 0) {
-            const Rows<float> act = arrange<float>(single_act, input, rows, columns, single.padded_inputs());
-            multiply<float>(act, single, pool, StoreExact{out, single.outputs()});
-        } else if (half.blocks() > 0) {
-            const Rows<bf16> act = arrange<bf16>(half_act, input, rows, columns, half.padded_inputs());
-            multiply<bf16>(act, half, pool, StoreExact{out, half.outputs()});
+            const int stride = padded_steps<float>(columns) * kDepth<float>;
+            const Rows<float> act = arrange<float>(single_act, input, rows, columns, stride);
+            single.multiply(act, sums, pool, StoreExact{out, single.outputs()});
         } else {
-            const Rows<bf16> act = arrange<bf16>(half_act, input, rows, columns, columns);
-            multiply_int4(act, four_bit, sums, pool, StoreExact{out, four_bit.outputs()});
+            const int stride = padded_steps<bf16>(columns) * kDepth<bf16>;
+            const Rows<bf16> act = arrange<bf16>(half_act, input, rows, columns, stride);
+            half.multiply(act, sums, pool, StoreExact{out, half.outputs()});
         }
     }
 };
@@ -59,32 +56,30 @@ Heads<T> heads(const void* data, int64_t token_stride, int64_t head_stride) {
 
 }  // namespace
 
-// `four_bit` quantizes a bfloat16 matrix whose columns are a multiple of 32.
-TOKENWIRE_API void* tokenwire_matrix_create(int type, int four_bit, const void* data, int rows, int columns, void* pool,
+// `format` (Format of linear.hpp) is for bfloat16 matrices whose columns are a multiple of 32.
+TOKENWIRE_API void* tokenwire_matrix_create(int type, int format, const void* data, int rows, int columns, void* pool,
                                             char* error) {
     MatrixHandle* handle = nullptr;
     guarded(error, [&] {
         auto made = std::make_unique<MatrixHandle>();
         ThreadPool& team = *static_cast<ThreadPool*>(pool);
-        if (static_cast<NumberType>(type) == NumberType::kFloat32) {
-            made->single = PackedWeight<float>(static_cast<const float*>(data), rows, columns, team);
-        } else if (four_bit != 0) {
-            made->four_bit = PackedInt4(static_cast<const bf16*>(data), rows, columns, team);
-        } else {
-            made->half = PackedWeight<bf16>(static_cast<const bf16*>(data), rows, columns, team);
-        }
+        const Format kept = static_cast<Format>(format);
+        const bool fits = static_cast<NumberType>(type) == NumberType::kFloat32
+                              ? made->single.pack(kept, static_cast<const float*>(data), rows, columns, team)
+                              : made->half.pack(kept, static_cast<const bf16*>(data), rows, columns, team);
+        if (!fits) throw std::invalid_argument("the columns are no multiple of 32");
         handle = made.release();
     });
     return handle;
 }
 
-// Four-bit codes [rows, columns] with scales and zeros [rows, columns / 32].
-TOKENWIRE_API void* tokenwire_matrix_of_codes(const uint8_t* codes, const float* scales, const float* zeros, int rows,
-                                              int columns, void* pool, char* error) {
+TOKENWIRE_API void* tokenwire_matrix_of_codes(int format, const Codes* codes, void* pool, char* error) {
     MatrixHandle* handle = nullptr;
     guarded(error, [&] {
         auto made = std::make_unique<MatrixHandle>();
-        made->four_bit = PackedInt4(codes, scales, zeros, rows, columns, *static_cast<ThreadPool*>(pool));
+        if (!made->half.take(static_cast<Format>(format), *codes, *static_cast<ThreadPool*>(pool))) {
+            throw std::invalid_argument("the format cannot hold such codes");
+        }
         handle = made.release();
     });
     return handle;

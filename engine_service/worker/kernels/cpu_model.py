@@ -6,27 +6,27 @@ Must not know: requests, plans, sampling, where weights come from.
 import ctypes
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.decoder_shape import DecoderShape, Unsupported, decoder_shape, rotary_tables
 from engine_service.worker.kernels.fused_adapter import FusedUpdate
-from engine_service.worker.kernels.fused_codes import FusedCodes, fuse_codes
+from engine_service.worker.kernels.fused_codes import FusedCodes, fuse_codes, head_codes
 from engine_service.worker.kernels.fused_weights import fuse_matrices, fuse_vectors, padded_head
 from engine_service.worker.kernels.library import (
-    BatchStruct,
+    CodesStruct,
     DecoderConfigStruct,
     DecoderStepStruct,
     NumberType,
     ThreadTeam,
     int_pairs,
 )
+from engine_service.worker.kernels.step_batch import StepBatch, StepOutput, batch_struct, check
+from engine_service.worker.kernels.weight_formats import format_number, weight_format_refusal
 from engine_service.worker.quantized.checkpoint import QuantizedCheckpoint
 
 STAGES = ("embed", "norm", "qkv", "rotary", "attention", "output", "gate_up", "down", "head")
@@ -53,9 +53,6 @@ class _Part(IntEnum):
     DOWN = 14
 
 
-_FOUR_BIT_GROUP = 32
-
-
 @dataclass(frozen=True, slots=True)
 class PoolSize:
     """The KV pool: `block_size` tokens a block, a multiple of 16. ValueError for sizes that cannot be."""
@@ -68,38 +65,6 @@ class PoolSize:
             raise ValueError(f"a KV pool needs at least 1 block, not {self.num_blocks}")
         if self.block_size < GROUP_SLOTS or self.block_size % GROUP_SLOTS:
             raise ValueError(f"block_size must be a multiple of {GROUP_SLOTS}, not {self.block_size}")
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The T tokens of N chunks, flattened; contiguous CPU tensors.
-
-    int64: `input_ids` [T], `positions` [T], `slot_mapping` [T] (place in the pool counted in tokens),
-    `sample_rows` [S], ascending. int32: `block_tables` [N, W], `query_start` [N + 1], where each chunk begins,
-    `seq_lens` [N], tokens of a request up to and including its chunk. `adapters` [T]: the number of each token's
-    adapter, 0: none; None: of no token.
-    """
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    sample_rows: torch.Tensor
-    adapters: npt.NDArray[np.int32] | None = None
-
-
-_INT64_FIELDS = frozenset({"input_ids", "positions", "slot_mapping", "sample_rows"})
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """For the S rows that sample: logits float32 [S, vocabulary]; `best` int64 [S], the lowest index of the
-    largest logit, or -1 where a logit of the row is not finite. Views, valid until the next step."""
-
-    logits: torch.Tensor
-    best: torch.Tensor
 
 
 class CpuModel:
@@ -128,8 +93,11 @@ class CpuModel:
         embedding = weights["model.embed_tokens.weight"].to(dtype).contiguous()
         # The decoder reads these three in place.
         self._kept = (embedding, *rotary)
+        self._format = weight_format
+        is_plain = weight_format is WeightFormat.PLAIN
+        codes = weights if isinstance(weights, QuantizedCheckpoint) and not is_plain else None
         self._set_globals(weights, dtype)
-        codes = weights if weight_format is WeightFormat.INT4 and isinstance(weights, QuantizedCheckpoint) else None
+        self._set_head(weights, dtype, codes)
         for layer in range(shape.layers):
             self._set_layer(weights, layer, dtype, codes)
         self._logits = torch.empty(0, shape.vocabulary)
@@ -141,8 +109,19 @@ class CpuModel:
         self._set(0, _Part.COSINE, cosine)
         self._set(0, _Part.SINE, sine)
         self._set(0, _Part.FINAL_NORM, weights["model.norm.weight"].float())
-        head = embedding if self.shape.tied_head else weights["lm_head.weight"].to(dtype).contiguous()
-        self._set(0, _Part.HEAD, head)
+
+    def _set_head(
+        self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, codes: QuantizedCheckpoint | None
+    ) -> None:
+        """Its own codes where there are some and the format is for heads, too."""
+        if self.shape.tied_head:
+            self._set(0, _Part.HEAD, self._kept[0])
+            return
+        matrix = None if codes is None else head_codes(codes, self._format)
+        if matrix is None:
+            self._set(0, _Part.HEAD, weights["lm_head.weight"].to(dtype).contiguous())
+        else:
+            self._set_codes(0, _Part.HEAD, matrix)
 
     def _set_layer(
         self,
@@ -157,7 +136,7 @@ class CpuModel:
         for name, tensor in (vectors | matrices).items():
             self._set(layer, _Part[name.upper()], tensor)
         if codes is not None:
-            for name, matrix in fuse_codes(codes, layer, self.shape).items():
+            for name, matrix in fuse_codes(codes, layer, self.shape, self._format).items():
                 self._set_codes(layer, _Part[name.upper()], matrix)
         self._library.call("decoder_window", self._open_handle, layer, self.shape.windows[layer] or 0)
 
@@ -170,14 +149,12 @@ class CpuModel:
             raise ValueError(f"weights of {part.name.lower()} ({shape}, layer {layer}) do not fit: {error}") from error
 
     def _set_codes(self, layer: int, part: _Part, matrix: FusedCodes) -> None:
-        rows, columns = matrix.codes.shape
-        pointers = [tensor.data_ptr() for tensor in matrix.parts]
+        codes = codes_struct(*matrix.parts)
         try:
-            self._library.checked("decoder_set_codes", self._open_handle, layer, part, *pointers, rows, columns)
+            self._library.checked("decoder_set_codes", self._open_handle, layer, part, ctypes.byref(codes))
         except ValueError as error:
-            raise ValueError(
-                f"codes of {part.name.lower()} ({rows} x {columns}, layer {layer}) do not fit: {error}"
-            ) from error
+            shape = f"{codes.outputs} x {codes.inputs}"
+            raise ValueError(f"codes of {part.name.lower()} ({shape}, layer {layer}) do not fit: {error}") from error
 
     def step(self, batch: StepBatch, *, want_logits: bool = True) -> StepOutput:
         """Computes the batch's tokens and writes their KV. Without `want_logits` only `best` is filled."""
@@ -185,7 +162,7 @@ class CpuModel:
         if sampled > len(self._logits):
             self._logits = torch.empty(sampled, self.shape.vocabulary)
             self._best = torch.empty(sampled, dtype=torch.int64)
-        _check(batch)
+        check(batch)
         step = DecoderStepStruct(
             batch=batch_struct(batch.slot_mapping, batch.block_tables, batch.query_start, batch.seq_lens),
             input_ids=batch.input_ids.data_ptr(),
@@ -263,49 +240,16 @@ def build_cpu_model(
     return CpuModel(weights, shape, rotary_tables(config, max_positions), pool, dtype, team, weight_format)
 
 
-def weight_format_refusal(shape: DecoderShape, dtype: torch.dtype, weight_format: WeightFormat) -> str | None:
-    """Why this decoder cannot keep its weights so, or None. Only the layers' matrices are kept as INT4."""
-    if weight_format is WeightFormat.PLAIN:
-        return None
-    if weight_format is not WeightFormat.INT4:
-        return f"there are no {weight_format.value} weights here yet"
-    if dtype is not torch.bfloat16:
-        return f"four-bit weights need bfloat16, not {dtype}"
-    if shape.hidden % _FOUR_BIT_GROUP or shape.intermediate % _FOUR_BIT_GROUP:
-        sizes = f"{shape.hidden} and {shape.intermediate}"
-        return f"four-bit weights need sizes that are multiples of {_FOUR_BIT_GROUP}, not {sizes}"
-    return None
-
-
 def kv_bytes_per_block(shape: DecoderShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers in this layout."""
     return 2 * shape.layers * shape.kv_heads * padded_head(shape.head_size) * block_size * dtype.itemsize
 
 
-def batch_struct(
-    slot_mapping: torch.Tensor, block_tables: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
-) -> BatchStruct:
-    """A view of the four tensors, which must stay alive while it is used."""
-    return BatchStruct(
-        tokens=slot_mapping.numel(),
-        chunks=seq_lens.numel(),
-        table_width=block_tables.shape[1],
-        slot_mapping=slot_mapping.data_ptr(),
-        block_tables=block_tables.data_ptr(),
-        query_start=query_start.data_ptr(),
-        seq_lens=seq_lens.data_ptr(),
-    )
-
-
-def _check(batch: StepBatch) -> None:
-    """The kernels read plain memory: a wrong dtype or a stride would be garbage, not an error."""
-    for field in fields(batch):
-        tensor = getattr(batch, field.name)
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        wanted = torch.int64 if field.name in _INT64_FIELDS else torch.int32
-        if tensor.dtype is not wanted or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise ValueError(f"{field.name} must be a contiguous {wanted} CPU tensor")
+def codes_struct(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> CodesStruct:
+    """A view of contiguous tensors (see FusedCodes), which must stay alive while it is used."""
+    outputs, inputs = codes.shape
+    pointers = (codes.data_ptr(), scales.data_ptr(), zeros.data_ptr())
+    return CodesStruct(*pointers, outputs, inputs, inputs // scales.shape[1])
 
 
 def _config_struct(
@@ -324,5 +268,5 @@ def _config_struct(
         block_size=pool.block_size,
         epsilon=shape.epsilon,
         scale=shape.head_size**-0.5,
-        four_bit=weight_format is WeightFormat.INT4,
+        format=format_number(weight_format),
     )

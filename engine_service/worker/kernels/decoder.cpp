@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 
 #include "elementwise.hpp"
 
@@ -63,18 +62,6 @@ void Decoder<Weight>::for_rows(int rows, Work&& work) {
     pool_.run(rows, rows, [&](int, int begin, int end, int) {
         for (int row = begin; row < end; ++row) work(row);
     });
-}
-
-template <class Weight>
-template <class Finish>
-void Decoder<Weight>::project(const Rows<Weight>& rows, const Linear<Weight>& weight, Finish&& finish) {
-    if constexpr (std::is_same_v<Weight, bf16>) {
-        if (weight.four_bit.blocks() > 0) {
-            multiply_int4(rows, weight.four_bit, group_sums_, pool_, finish);
-            return;
-        }
-    }
-    multiply<Weight>(rows, weight.full, pool_, finish);
 }
 
 template <class Weight>
@@ -264,11 +251,12 @@ void Decoder<Weight>::run_head(const DecoderStep& step) {
     std::fill_n(best_index_.data(), all, std::numeric_limits<int64_t>::max());
     std::fill_n(finite_.data(), all * kLanes, 0.0f);
     const Rows<Weight> act{normed_.data(), normed_row_, step.sampled};
-    pool_.run(lm_head_.full.blocks(), lm_head_.full.blocks(), [&](int thread, int begin, int end, int next) {
+    lm_head_.prepare(act, group_sums_, pool_);
+    pool_.run(lm_head_.blocks(), lm_head_.blocks(), [&](int thread, int begin, int end, int next) {
         int64_t* index = step.best != nullptr ? best_index_.data() + thread * rows : nullptr;
         HeadTile finish{step.logits, config_.vocabulary, best_logit_.data() + thread * rows, index,
                         finite_.data() + thread * rows * kLanes};
-        multiply_blocks(act, lm_head_.full, begin, end, next, finish);
+        lm_head_.multiply_part(act, group_sums_, begin, end, next, finish);
     });
     if (step.best != nullptr) pick_best(step);
 }

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "attention.hpp"
-#include "gemm.hpp"
-#include "int4.hpp"
+#include "linear.hpp"
 #include "lora.hpp"
 
 namespace tokenwire {
@@ -32,7 +31,7 @@ struct DecoderConfig {
     int32_t block_size;  // a multiple of 16
     float epsilon;
     float scale;  // of attention scores
-    int32_t four_bit;  // not 0: the layers' matrices are kept in four bits (bf16 decoders, sizes multiples of 32)
+    int32_t format;  // Format of the matrices; in few bits: bf16 decoders, sizes multiples of 32
 };
 
 // What can be given to a decoder; numbers are part of the C interface. Vectors are floats, matrices have the
@@ -79,15 +78,6 @@ struct StageTimes {
     std::array<double, kStages> seconds{};
 };
 
-// A matrix in the decoder's own number type, or in four bits.
-template <class Weight>
-struct Linear {
-    PackedWeight<Weight> full;
-    PackedInt4 four_bit;
-
-    size_t bytes() const { return full.bytes() + four_bit.bytes(); }
-};
-
 template <class Weight>
 struct Layer {
     Linear<Weight> qkv, output, gate_up, down;
@@ -103,9 +93,9 @@ public:
 
     // Copies (packs) the part, except those kept by reference. False if the sizes are not those expected.
     bool set_part(int layer, Part part, const void* data, int64_t rows, int64_t columns);
-    // Matrices of the layers whose codes are given (see PackedInt4), of a bf16 decoder. False as set_part.
-    bool set_codes(int layer, Part part, const uint8_t* codes, const float* scales, const float* zeros, int64_t rows,
-                   int64_t columns);
+    // A matrix of a layer, or the head, whose codes are given, of a bf16 decoder that keeps it in few bits. False as
+    // set_part.
+    bool set_codes(int layer, Part part, const Codes& codes);
     void set_window(int layer, int window) { layers_[static_cast<size_t>(layer)].window = window; }
     void step(const DecoderStep& step);
     // False if the sizes are not those of the fused matrix. `up` is scaled; both are copied.
@@ -125,8 +115,11 @@ private:
     using T = Act<Weight>;
     class Timer;
 
-    bool set_matrix(Linear<Weight>& target, bool four_bit, const void* data, int64_t rows, int64_t columns,
+    bool set_matrix(Linear<Weight>& target, Format format, const void* data, int64_t rows, int64_t columns,
                     int64_t want_rows, int64_t want_columns);
+    // Four bits are for the layers only.
+    Format layer_format() const { return static_cast<Format>(config_.format); }
+    Format head_format() const { return layer_format() == Format::kInt4 ? Format::kPlain : layer_format(); }
     static bool set_vector(Buffer<float>& target, const void* data, int64_t count, int64_t want);
 
     void reserve(int tokens);
@@ -141,7 +134,9 @@ private:
     void pick_best(const DecoderStep& step);
 
     template <class Finish>
-    void project(const Rows<Weight>& rows, const Linear<Weight>& weight, Finish&& finish);
+    void project(const Rows<Weight>& rows, const Linear<Weight>& weight, Finish&& finish) {
+        weight.multiply(rows, group_sums_, pool_, finish);
+    }
     template <class Work>
     void for_rows(int rows, Work&& work);
 

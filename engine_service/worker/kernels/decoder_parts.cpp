@@ -2,8 +2,6 @@
 // Must not know: how a step runs.
 #include "decoder.hpp"
 
-#include <type_traits>
-
 namespace tokenwire {
 namespace {
 
@@ -36,20 +34,11 @@ Decoder<Weight>::Decoder(const DecoderConfig& config, ThreadPool& pool)
 }
 
 template <class Weight>
-bool Decoder<Weight>::set_matrix(Linear<Weight>& target, bool four_bit, const void* data, int64_t rows, int64_t columns,
+bool Decoder<Weight>::set_matrix(Linear<Weight>& target, Format format, const void* data, int64_t rows, int64_t columns,
                                  int64_t want_rows, int64_t want_columns) {
     if (rows != want_rows || columns != want_columns) return false;
     const Weight* source = static_cast<const Weight*>(data);
-    const int outputs = static_cast<int>(rows), inputs = static_cast<int>(columns);
-    if constexpr (std::is_same_v<Weight, bf16>) {
-        if (four_bit) {
-            if (inputs % kGroupInputs != 0) return false;
-            target.four_bit = PackedInt4(source, outputs, inputs, pool_);
-            return true;
-        }
-    }
-    target.full = PackedWeight<Weight>(source, outputs, inputs, pool_);
-    return true;
+    return target.pack(format, source, static_cast<int>(rows), static_cast<int>(columns), pool_);
 }
 
 // Vectors are padded with zeros so that kernels may read whole registers.
@@ -66,7 +55,7 @@ bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t r
     const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
     const int64_t gate_up = 2 * static_cast<int64_t>(gated_);
     const int64_t count = rows * columns, table = static_cast<int64_t>(config_.positions) * (config_.head_size / 2);
-    const bool four_bit = config_.four_bit != 0;
+    const Format format = layer_format();
     Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
     switch (part) {
         case Part::kEmbedding:
@@ -75,17 +64,17 @@ bool Decoder<Weight>::set_part(int layer, Part part, const void* data, int64_t r
         case Part::kCosine: cosine_ = static_cast<const float*>(data); return count == table;
         case Part::kSine: sine_ = static_cast<const float*>(data); return count == table;
         case Part::kFinalNorm: return set_vector(final_norm_, data, count, hidden);
-        case Part::kHead: return set_matrix(lm_head_, false, data, rows, columns, config_.vocabulary, hidden);
+        case Part::kHead: return set_matrix(lm_head_, head_format(), data, rows, columns, config_.vocabulary, hidden);
         case Part::kInputNorm: return set_vector(at.input_norm, data, count, hidden);
-        case Part::kQkv: return set_matrix(at.qkv, four_bit, data, rows, columns, qkv_, hidden);
+        case Part::kQkv: return set_matrix(at.qkv, format, data, rows, columns, qkv_, hidden);
         case Part::kQkvBias: return set_vector(at.qkv_bias, data, count, qkv_);
         case Part::kQueryNorm: return set_vector(at.query_norm, data, count, config_.head_size);
         case Part::kKeyNorm: return set_vector(at.key_norm, data, count, config_.head_size);
-        case Part::kOutput: return set_matrix(at.output, four_bit, data, rows, columns, hidden, heads);
+        case Part::kOutput: return set_matrix(at.output, format, data, rows, columns, hidden, heads);
         case Part::kOutputBias: return set_vector(at.output_bias, data, count, hidden);
         case Part::kPostNorm: return set_vector(at.post_norm, data, count, hidden);
-        case Part::kGateUp: return set_matrix(at.gate_up, four_bit, data, rows, columns, gate_up, hidden);
-        case Part::kDown: return set_matrix(at.down, four_bit, data, rows, columns, hidden, config_.intermediate);
+        case Part::kGateUp: return set_matrix(at.gate_up, format, data, rows, columns, gate_up, hidden);
+        case Part::kDown: return set_matrix(at.down, format, data, rows, columns, hidden, config_.intermediate);
     }
     return false;
 }
@@ -105,26 +94,20 @@ bool Decoder<Weight>::set_adapter(int adapter, int layer, Fused part, const void
 }
 
 template <class Weight>
-bool Decoder<Weight>::set_codes(int layer, Part part, const uint8_t* codes, const float* scales, const float* zeros,
-                                int64_t rows, int64_t columns) {
-    if constexpr (!std::is_same_v<Weight, bf16>) {
-        return false;
-    } else {
-        const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
-        Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
-        auto take = [&](Linear<Weight>& target, int64_t want_rows, int64_t want_columns) {
-            if (rows != want_rows || columns != want_columns || columns % kGroupInputs != 0) return false;
-            target.four_bit =
-                PackedInt4(codes, scales, zeros, static_cast<int>(rows), static_cast<int>(columns), pool_);
-            return true;
-        };
-        switch (part) {
-            case Part::kQkv: return take(at.qkv, qkv_, hidden);
-            case Part::kOutput: return take(at.output, hidden, heads);
-            case Part::kGateUp: return take(at.gate_up, 2 * static_cast<int64_t>(gated_), hidden);
-            case Part::kDown: return take(at.down, hidden, config_.intermediate);
-            default: return false;
-        }
+bool Decoder<Weight>::set_codes(int layer, Part part, const Codes& codes) {
+    const int64_t hidden = config_.hidden, heads = static_cast<int64_t>(config_.query_heads) * head_;
+    Layer<Weight>& at = layers_[static_cast<size_t>(layer)];
+    auto take = [&](Linear<Weight>& target, Format format, int64_t want_rows, int64_t want_columns) {
+        if (codes.outputs != want_rows || codes.inputs != want_columns) return false;
+        return target.take(format, codes, pool_);
+    };
+    switch (part) {
+        case Part::kHead: return take(lm_head_, head_format(), config_.vocabulary, hidden);
+        case Part::kQkv: return take(at.qkv, layer_format(), qkv_, hidden);
+        case Part::kOutput: return take(at.output, layer_format(), hidden, heads);
+        case Part::kGateUp: return take(at.gate_up, layer_format(), 2 * static_cast<int64_t>(gated_), hidden);
+        case Part::kDown: return take(at.down, layer_format(), hidden, config_.intermediate);
+        default: return false;
     }
 }
 

@@ -86,13 +86,6 @@ void PackedInt4::pack_column(const bf16* row, uint8_t* block, int column) const 
     }
 }
 
-void sum_groups(const Rows<bf16>& rows, int groups, float* sums) {
-    for (int r = 0; r < rows.count; ++r) {
-        const Act<bf16>* row = rows.data + r * rows.stride;
-        for (int g = 0; g < groups; ++g, row += kGroupInputs) *sums++ = reduce_add(load(row) + load(row + kLanes));
-    }
-}
-
 #ifndef TOKENWIRE_TILES
 namespace {
 
@@ -172,7 +165,7 @@ constexpr std::array<TileOf, sizeof...(Index)> heights(std::index_sequence<Index
     return {&tile_of<static_cast<int>(Index) + 1>...};
 }
 
-constexpr auto kTiles = heights(std::make_index_sequence<kInt4Rows>());
+constexpr auto kTiles = heights(std::make_index_sequence<PackedInt4::kTileRows>());
 
 }  // namespace
 

@@ -12,14 +12,20 @@
 // Must not know: models, which product this is.
 #pragma once
 
-#include "gemm.hpp"
+#include "codes.hpp"
 
 namespace tokenwire {
 
-constexpr int kGroupInputs = 32;
+// tile [height][32] = `height` rows (1 to PackedInt4::kTileRows) x one block; `sums` are those of the first row. The
+// caller's TileShapes must be set for `height`.
+void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
+                        bool has_zeros, int height, float* tile);
 
 class PackedInt4 {
 public:
+    // Rows of a tile of the kernel.
+    static constexpr int kTileRows = kStepMultiple<bf16> > 1 ? tokenwire::kTileRows<bf16> : (kMaxRows < 6 ? kMaxRows : 6);
+
     PackedInt4() = default;
 
     // Quantizes `rows` x `columns` numbers, row-major; columns must be a multiple of 32.
@@ -29,11 +35,17 @@ public:
     PackedInt4(const uint8_t* codes, const float* scales, const float* zeros, int rows, int columns, ThreadPool& pool);
 
     int blocks() const { return blocks_; }
-    bool has_zeros() const { return has_zeros_; }
     int groups() const { return groups_; }
+    int group_inputs() const { return kGroupInputs; }
+    // Of minima as well as of zeros.
+    bool needs_sums() const { return true; }
     int outputs() const { return outputs_; }
     size_t bytes() const { return data_.bytes(); }
-    const uint8_t* block(int i) const { return data_.data() + static_cast<size_t>(i) * block_bytes(); }
+    void multiply_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int block, int height,
+                       float* tile) const {
+        const uint8_t* data = data_.data() + static_cast<size_t>(block) * block_bytes();
+        multiply_int4_tile(act, stride, sums, groups_, data, has_zeros_, height, tile);
+    }
 
     // Bytes of a group: 32 scales and 32 minima, then 4 x 2 x 64 bytes of q.
     static constexpr int kScaleBytes = kTileColumns * 2 * 2;
@@ -52,47 +64,5 @@ private:
     int groups_ = 0;
     bool has_zeros_ = false;
 };
-
-// Sums of each row's groups of 32 numbers: [rows][groups], which the minima are multiplied by.
-void sum_groups(const Rows<bf16>& rows, int groups, float* sums);
-
-// Rows of a tile of the four-bit kernel.
-constexpr int kInt4Rows = kStepMultiple<bf16> > 1 ? kTileRows<bf16> : (kMaxRows < 6 ? kMaxRows : 6);
-
-// tile [height][32] = `height` rows (1 to kInt4Rows) x one block; `sums` are those of the first row. The caller's
-// TileShapes must be set for `height`.
-void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int groups, const uint8_t* block,
-                        bool has_zeros, int height, float* tile);
-
-// One product over all threads; `sums` is memory for it to use, grown as needed.
-template <class Finish>
-void multiply_int4(const Rows<bf16>& rows, const PackedInt4& weight, Buffer<float>& sums, ThreadPool& pool,
-                   Finish&& finish) {
-    if (rows.count == 0) return;
-    const int groups = weight.groups();
-    sums.reserve(static_cast<size_t>(rows.count) * static_cast<size_t>(groups));
-    auto sum_rows = [&](int, int begin, int end, int) {
-        sum_groups({rows.data + begin * rows.stride, rows.stride, end - begin}, groups, sums.data() + begin * groups);
-    };
-    if (rows.count > kInt4Rows) {
-        pool.run(rows.count, rows.count, sum_rows);
-    } else {
-        sum_rows(0, 0, rows.count, 0);
-    }
-    pool.run(weight.blocks(), weight.blocks(), [&](int, int begin, int end, int) {
-        alignas(64) float tile[kInt4Rows * kTileColumns];
-        TileShapes<bf16> shapes;
-        for (int block = begin; block < end; ++block) {
-            for (int row = 0; row < rows.count; row += kInt4Rows) {
-                const int height = std::min(kInt4Rows, rows.count - row);
-                shapes.set(height, kTileSteps);
-                const float* row_sums = sums.data() + static_cast<ptrdiff_t>(row) * groups;
-                multiply_int4_tile(rows.data + row * rows.stride, rows.stride, row_sums, groups, weight.block(block),
-                                   weight.has_zeros(), height, tile);
-                finish(row, height, block, tile);
-            }
-        }
-    });
-}
 
 }  // namespace tokenwire

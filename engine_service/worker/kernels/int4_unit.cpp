@@ -50,7 +50,7 @@ void multiply_int4_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sum
                         bool has_zeros, int height, float* tile) {
     // Two of each, so that the next group is unpacked while the unit still reads the last one.
     alignas(64) bf16 panels[2][kGroupInputs * kTileColumns];
-    alignas(64) float products[2][kInt4Rows * kTileColumns];
+    alignas(64) float products[2][PackedInt4::kTileRows * kTileColumns];
     const __m512i table = nibble_table();
     const TileFunction<bf16> multiply = tile_function<bf16>(height, 0);
     std::fill_n(tile, height * kTileColumns, 0.0f);

@@ -50,7 +50,20 @@ class DecoderConfigStruct(ctypes.Structure):
         ("block_size", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
-        ("four_bit", ctypes.c_int32),
+        ("format", ctypes.c_int32),
+    )
+
+
+class CodesStruct(ctypes.Structure):
+    """Codes of linear.hpp."""
+
+    _fields_ = (
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("outputs", ctypes.c_int),
+        ("inputs", ctypes.c_int),
+        ("group", ctypes.c_int),
     )
 
 
@@ -127,7 +140,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_set_adapter": (_I, (_P, _I, _I, _I, _P, _L, _L, _P, _L, _P)),
     "decoder_drop_adapter": (None, (_P, _I)),
     "decoder_adapter_bytes": (_L, (_P,)),
-    "decoder_set_codes": (_I, (_P, _I, _I, _P, _P, _P, _L, _L, _P)),
+    "decoder_set_codes": (_I, (_P, _I, _I, _P, _P)),
     "decoder_window": (None, (_P, _I, _I)),
     "decoder_step": (_I, (_P, _P, _P)),
     "decoder_copy_blocks": (None, (_P, _I, _P)),
@@ -135,7 +148,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "decoder_kv_bytes": (_L, (_P,)),
     "decoder_times": (None, (_P, _I, _P)),
     "matrix_create": (_P, (_I, _I, _P, _I, _I, _P, _P)),
-    "matrix_of_codes": (_P, (_P, _P, _P, _I, _I, _P, _P)),
+    "matrix_of_codes": (_P, (_I, _P, _P, _P)),
     "matrix_destroy": (None, (_P,)),
     "matrix_multiply": (_I, (_P, _P, _I, _I, _P, _P, _P)),
     "paged_create": (_P, (_I, _P, _I, _I, _I, _P, _P)),

@@ -128,6 +128,17 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
     return {part(_mm256_loadu_si256(source)), part(_mm256_loadu_si256(source + 1))};
 }
 
+// Of 16 neighbouring pairs of signed bytes, the first and the second members.
+inline void load_code_pairs(const int8_t* p, F16& first, F16& second) {
+    const __m128i* source = reinterpret_cast<const __m128i*>(p);
+    const __m256i a = _mm256_cvtepi16_epi32(_mm_loadu_si128(source));
+    const __m256i b = _mm256_cvtepi16_epi32(_mm_loadu_si128(source + 1));
+    auto low = [](__m256i word) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(word, 24), 24)); };
+    auto high = [](__m256i word) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(word, 8)); };
+    first = {low(a), low(b)};
+    second = {high(a), high(b)};
+}
+
 // IEEE half precision numbers, given as bits.
 inline F16 load_half(const uint16_t* p) {
     const __m128i* source = reinterpret_cast<const __m128i*>(p);

@@ -76,6 +76,13 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
     return {_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(15)))};
 }
 
+// Of 16 neighbouring pairs of signed bytes, the first and the second members.
+inline void load_code_pairs(const int8_t* p, F16& first, F16& second) {
+    __m512i word = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    first.v = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 24), 24));
+    second.v = _mm512_cvtepi32_ps(_mm512_srai_epi32(word, 8));
+}
+
 // IEEE half precision numbers, given as bits.
 inline F16 load_half(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -102,6 +109,13 @@ inline __m512i nibble_table() {
 template <int Shift>
 inline BF32 nibble_pairs(__m512i words, __m512i table) {
     return {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, Shift), table)};
+}
+// 32 signed bytes as 16 pairs of bf16, without loss.
+inline BF32 code_pairs(const int8_t* p) {
+    auto part = [](const int8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    };
+    return {_mm512_cvtne2ps_pbh(part(p + 16), part(p))};
 }
 // Adds the products of 16 pairs.
 inline F16 dot2(F16 sum, BF32 a, BF32 b) { return {_mm512_dpbf16_ps(sum.v, a.v, b.v)}; }

@@ -129,6 +129,14 @@ inline F16 load_nibbles(const uint32_t* p, int shift) {
     });
 }
 
+// Of 16 neighbouring pairs of signed bytes, the first and the second members.
+inline void load_code_pairs(const int8_t* p, F16& first, F16& second) {
+    for (int i = 0; i < 4; ++i, p += 8) {
+        first.q[i] = __builtin_convertvector(FourInts{p[0], p[2], p[4], p[6]}, Four);
+        second.q[i] = __builtin_convertvector(FourInts{p[1], p[3], p[5], p[7]}, Four);
+    }
+}
+
 // IEEE half precision numbers, given as bits; finite and not negative.
 inline F16 load_half(const uint16_t* p) {
     return each_four([&](int i) {

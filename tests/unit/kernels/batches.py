@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine_service.worker.kernels.cpu_model import StepBatch
+from engine_service.worker.kernels.step_batch import StepBatch
 
 
 @dataclass(slots=True)

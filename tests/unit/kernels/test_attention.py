@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine_service.worker.kernels.cpu_model import PoolSize, StepBatch, batch_struct
+from engine_service.worker.kernels.cpu_model import PoolSize
 from engine_service.worker.kernels.library import ThreadTeam
 from engine_service.worker.kernels.paged_attention import HeadShape, PagedAttention
+from engine_service.worker.kernels.step_batch import StepBatch, batch_struct
 from tests.unit.kernels.batches import Request, Requests
 
 

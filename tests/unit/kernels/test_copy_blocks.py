@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from engine_service.worker.kernels.cpu_model import PoolSize, batch_struct
+from engine_service.worker.kernels.cpu_model import PoolSize
 from engine_service.worker.kernels.library import ThreadTeam
 from engine_service.worker.kernels.paged_attention import HeadShape, PagedAttention
+from engine_service.worker.kernels.step_batch import batch_struct
 from tests.unit.kernels.batches import Request, Requests
 from tests.unit.kernels.models import DTYPES, build, make_prompt, make_reference
 
