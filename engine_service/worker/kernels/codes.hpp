@@ -12,8 +12,8 @@ namespace tokenwire {
 // Groups are a multiple of so many inputs, and so are the inputs of a matrix.
 constexpr int kGroupInputs = 32;
 
-// Sums of each row's groups of `inputs` numbers, a multiple of 32: [rows][groups]. Minima and zeros are multiplied by
-// them.
+// Sums of each row's groups of `inputs` numbers, a multiple of 32: [rows][groups]. What all weights of a group have in
+// common is multiplied by them.
 inline void sum_groups(const Rows<bf16>& rows, int groups, int inputs, float* sums) {
     for (int r = 0; r < rows.count; ++r) {
         const Act<bf16>* row = rows.data + r * rows.stride;
@@ -27,10 +27,9 @@ inline void sum_groups(const Rows<bf16>& rows, int groups, int inputs, float* su
     }
 }
 
-// `sums` becomes the sums of groups that `weight` needs, for all rows; it grows as needed.
+// `sums` becomes the sums of the groups of `weight`, for all rows; it grows as needed.
 template <class Packed>
 void prepare_sums(const Rows<bf16>& rows, const Packed& weight, Buffer<float>& sums, ThreadPool& pool) {
-    if (!weight.needs_sums()) return;
     const int groups = weight.groups();
     sums.reserve(static_cast<size_t>(rows.count) * static_cast<size_t>(groups));
     auto work = [&](int, int begin, int end, int) {
@@ -49,13 +48,16 @@ template <class Packed, class Finish>
 void multiply_code_blocks(const Rows<bf16>& rows, const Packed& weight, const float* sums, int begin, int end,
                           Finish& finish) {
     constexpr int kMost = Packed::kTileRows;
+    // The fewest tiles, of nearly equal height; the matrix unit prefers full ones.
+    const int tiles = (rows.count + kMost - 1) / kMost;
+    const int most = kStepMultiple<bf16> > 1 ? kMost : (rows.count + tiles - 1) / tiles;
     alignas(64) float tile[kMost * kTileColumns];
     TileShapes<bf16> shapes;
     for (int block = begin; block < end; ++block) {
-        for (int row = 0; row < rows.count; row += kMost) {
-            const int height = std::min(kMost, rows.count - row);
+        for (int row = 0; row < rows.count; row += most) {
+            const int height = std::min(most, rows.count - row);
             shapes.set(height, kTileSteps);
-            const float* row_sums = weight.needs_sums() ? sums + static_cast<ptrdiff_t>(row) * weight.groups() : nullptr;
+            const float* row_sums = sums + static_cast<ptrdiff_t>(row) * weight.groups();
             weight.multiply_tile(rows.data + row * rows.stride, rows.stride, row_sums, block, height, tile);
             finish(row, height, block, tile);
         }

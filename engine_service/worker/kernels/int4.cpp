@@ -9,13 +9,6 @@
 namespace tokenwire {
 namespace {
 
-float half_to_float(uint16_t half) {
-    const uint32_t word = static_cast<uint32_t>(half) << 13;
-    float moved;
-    std::memcpy(&moved, &word, sizeof moved);
-    return moved * kHalfExponents;
-}
-
 // Adds the q of a group's k-th input to a column.
 void add_code(uint8_t* group, int column, int k, uint16_t q) {
     uint16_t* words = reinterpret_cast<uint16_t*>(group + PackedInt4::kScaleBytes) + column / kLanes * 32;

@@ -37,8 +37,6 @@ public:
     int blocks() const { return blocks_; }
     int groups() const { return groups_; }
     int group_inputs() const { return kGroupInputs; }
-    // Of minima as well as of zeros.
-    bool needs_sums() const { return true; }
     int outputs() const { return outputs_; }
     size_t bytes() const { return data_.bytes(); }
     void multiply_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int block, int height,

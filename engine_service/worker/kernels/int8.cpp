@@ -7,8 +7,10 @@
 namespace tokenwire {
 namespace {
 
-// What unsigned codes are less, to be signed.
+// The unsigned code whose q is 0.
 constexpr int kMiddle = 128;
+// Scales are kept times this in half precision, which would have few bits for them otherwise.
+constexpr float kScaleFactor = 256.0f;
 
 // Where the q of a group's k-th input and a column lies.
 int8_t& place_of(uint8_t* codes, int column, int k) {
@@ -16,30 +18,46 @@ int8_t& place_of(uint8_t* codes, int column, int k) {
     return reinterpret_cast<int8_t*>(codes)[step + column * 2 + k % 2];
 }
 
-bool any_zeros(const float* zeros, ptrdiff_t count) {
-    return std::any_of(zeros, zeros + count, [](float zero) { return zero != static_cast<float>(kMiddle); });
-}
+// Of 16 columns from the p-th.
+struct Head {
+    F16 scale, middle;
 
-// tile += scale * products - scale * zero * sum of the row's group, for each row and column.
+    Head(const Int8Layout& layout, const uint8_t* group, int p) {
+        if (layout.exact) {
+            const float* scales = reinterpret_cast<const float*>(group) + p;
+            scale = load(scales);
+            middle = load(scales + kTileColumns);
+        } else {
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(group) + p;
+            scale = load_half(scales) * set1(1.0f / kScaleFactor);
+            middle = fma(scale, set1(kMiddle), load(reinterpret_cast<const bf16*>(scales + kTileColumns)));
+        }
+    }
+};
+
+// tile += scale * products + middle * sum of the row's group, for each row and column.
 void add_group(const Int8Layout& layout, const uint8_t* group, const float* products, const float* sums, int height,
                float* tile) {
-    const float* scales = reinterpret_cast<const float*>(group);
-    for (int p = 0; p < kTileColumns; p += kLanes) {
-        const F16 scale = load(scales + p);
-        const F16 low = layout.has_zeros ? scale * load(scales + kTileColumns + p) : zero();
-        for (int r = 0; r < height; ++r) {
-            float* target = tile + r * kTileColumns + p;
-            F16 total = fma(scale, load(products + r * kTileColumns + p), load(target));
-            if (layout.has_zeros) total = fma(low, set1(sums[r * layout.groups]), total);
-            store(target, total);
-        }
+    const Head left(layout, group, 0), right(layout, group, kLanes);
+    for (int r = 0; r < height; ++r, products += kTileColumns, tile += kTileColumns, sums += layout.groups) {
+        const F16 sum = set1(*sums);
+        store(tile, fma(left.middle, sum, fma(left.scale, load(products), load(tile))));
+        float* upper = tile + kLanes;
+        store(upper, fma(right.middle, sum, fma(right.scale, load(products + kLanes), load(upper))));
     }
 }
 
 }  // namespace
 
+PackedInt8::PackedInt8(int rows, int columns, int group_inputs, bool exact)
+    : outputs_(rows),
+      blocks_((rows + kTileColumns - 1) / kTileColumns),
+      layout_{columns / group_inputs, group_inputs, exact} {
+    data_.resize(static_cast<size_t>(blocks_) * layout_.block_bytes());
+}
+
 PackedInt8::PackedInt8(const bf16* source, int rows, int columns, ThreadPool& pool)
-    : outputs_(rows), blocks_((rows + kTileColumns - 1) / kTileColumns), layout_{1, columns, false} {
+    : PackedInt8(rows, columns, kGroupInputs, false) {
     pack_columns(pool, [&](int output, uint8_t* block, int column) {
         quantize_column(source + static_cast<ptrdiff_t>(output) * columns, block, column);
     });
@@ -47,19 +65,16 @@ PackedInt8::PackedInt8(const bf16* source, int rows, int columns, ThreadPool& po
 
 PackedInt8::PackedInt8(const uint8_t* codes, const float* scales, const float* zeros, int rows, int columns,
                        int group_inputs, ThreadPool& pool)
-    : outputs_(rows), blocks_((rows + kTileColumns - 1) / kTileColumns) {
-    const int groups = columns / group_inputs;
-    layout_ = {groups, group_inputs, any_zeros(zeros, static_cast<ptrdiff_t>(rows) * groups)};
+    : PackedInt8(rows, columns, group_inputs, true) {
     pack_columns(pool, [&](int output, uint8_t* block, int column) {
-        const ptrdiff_t row = output, first = row * groups;
+        const ptrdiff_t row = output, first = row * layout_.groups;
         pack_column(codes + row * columns, scales + first, zeros + first, block, column);
     });
 }
 
-// Calls pack(output, block, column of the block) for each output. Columns past the last one keep the scale 0.
+// Calls pack(output, block, column of the block) for each output. Columns past the last one keep scale and middle 0.
 template <class Pack>
 void PackedInt8::pack_columns(ThreadPool& pool, Pack&& pack) {
-    data_.resize(static_cast<size_t>(blocks_) * layout_.block_bytes());
     pool.run(blocks_, 1, [&](int, int begin, int end, int) {
         for (int block = begin; block < end; ++block) {
             uint8_t* target = data_.data() + static_cast<size_t>(block) * layout_.block_bytes();
@@ -71,15 +86,21 @@ void PackedInt8::pack_columns(ThreadPool& pool, Pack&& pack) {
 }
 
 void PackedInt8::quantize_column(const bf16* row, uint8_t* block, int column) const {
-    float largest = 0.0f;
-    for (int k = 0; k < layout_.group_inputs; ++k) largest = std::max(largest, std::fabs(to_float(row[k])));
-    const float scale = largest / 127.0f;
-    reinterpret_cast<float*>(block)[column] = scale;
-    if (!(scale > 0.0f)) return;
-    uint8_t* codes = block + layout_.head_bytes();
-    for (int k = 0; k < layout_.group_inputs; ++k) {
-        const float q = std::nearbyint(to_float(row[k]) / scale);
-        place_of(codes, column, k) = static_cast<int8_t>(std::max(-127.0f, std::min(127.0f, q)));
+    for (int g = 0; g < layout_.groups; ++g, row += kGroupInputs, block += layout_.group_bytes()) {
+        float low = to_float(row[0]), high = low;
+        for (int k = 1; k < kGroupInputs; ++k) {
+            low = std::min(low, to_float(row[k]));
+            high = std::max(high, to_float(row[k]));
+        }
+        uint16_t* head = reinterpret_cast<uint16_t*>(block);
+        head[column] = round_to_half((high - low) / 255.0f * kScaleFactor);
+        head[kTileColumns + column] = from_float<bf16>(low).bits;
+        const float scale = half_to_float(head[column]) / kScaleFactor;
+        for (int k = 0; k < kGroupInputs; ++k) {
+            const float exact = scale > 0.0f ? (to_float(row[k]) - low) / scale : 0.0f;
+            const float code = std::min(255.0f, std::max(0.0f, std::nearbyint(exact)));
+            place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(static_cast<int>(code) - kMiddle);
+        }
     }
 }
 
@@ -88,7 +109,7 @@ void PackedInt8::pack_column(const uint8_t* codes, const float* scales, const fl
     for (int g = 0; g < layout_.groups; ++g, codes += layout_.group_inputs, block += layout_.group_bytes()) {
         float* head = reinterpret_cast<float*>(block);
         head[column] = scales[g];
-        if (layout_.has_zeros) head[kTileColumns + column] = static_cast<float>(kMiddle) - zeros[g];
+        head[kTileColumns + column] = scales[g] * (static_cast<float>(kMiddle) - zeros[g]);
         for (int k = 0; k < layout_.group_inputs; ++k) {
             place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(codes[k] - kMiddle);
         }

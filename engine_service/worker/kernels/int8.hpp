@@ -1,9 +1,9 @@
-// Products with weights of eight bits: weight = scale * (q - zero), q in -128..127, with a scale and a zero for each
-// output, or for each group of neighbouring inputs of it.
+// Products with weights of eight bits: weight = middle + scale * q with q in -128..127, and a scale and a middle for each
+// group of neighbouring inputs.
 //
-// A block of 32 columns is contiguous, and within it each group: the scales of 32 columns (float), minus their zeros
-// (float; left out where all are 0), then 64 bytes for each pair of inputs: q of panel 0, 16 columns with two inputs
-// each, and those of panel 1, in the order of bf16 panels.
+// A block of 32 columns is contiguous, and within it each group: scales of 32 columns and what gives their middles, then
+// 64 bytes for each pair of inputs: q of panel 0, 16 columns with two inputs each, and those of panel 1, in the order of
+// bf16 panels.
 // Each q is a bf16 number without loss, and is multiplied as one; the sums of a group are scaled and added in float.
 // Must not know: models, which product this is.
 #pragma once
@@ -12,20 +12,21 @@
 
 namespace tokenwire {
 
-// How a block of a matrix lies.
+// How a block of a matrix lies. A group begins with scales and middles in float (`exact`, for codes that are given), or
+// with 256 times the scales in half precision and the least weights in bf16.
 struct Int8Layout {
     int groups = 0;
     int group_inputs = 0;
-    bool has_zeros = false;
+    bool exact = false;
 
     int steps() const { return group_inputs / 2; }
-    size_t head_bytes() const { return sizeof(float) * kTileColumns * (has_zeros ? 2 : 1); }
+    size_t head_bytes() const { return kTileColumns * (exact ? 2 * sizeof(float) : 2 * sizeof(uint16_t)); }
     size_t group_bytes() const { return head_bytes() + static_cast<size_t>(group_inputs) * kTileColumns; }
     size_t block_bytes() const { return group_bytes() * static_cast<size_t>(groups); }
 };
 
-// tile [height][32] = `height` rows x one block; `sums` are those of the first row, null where there are no zeros. The
-// caller's TileShapes must be set for `height`.
+// tile [height][32] = `height` rows x one block; `sums` are those of the first row. The caller's
+// TileShapes must be set for `height`.
 void multiply_int8_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, const Int8Layout& layout,
                         const uint8_t* block, int height, float* tile);
 
@@ -40,12 +41,12 @@ public:
 
     PackedInt8() = default;
 
-    // Quantizes `rows` x `columns` numbers, row-major, with a scale for each output and no zeros: q in -127..127, rounded
-    // to nearest. Columns must be a multiple of 32.
+    // Quantizes `rows` x `columns` numbers, row-major, in groups of 32: the nearest of 256 values between the group's
+    // least and largest, so that what lies on 16 such values loses nothing. Columns must be a multiple of 32.
     PackedInt8(const bf16* source, int rows, int columns, ThreadPool& pool);
 
-    // Takes codes as they are: `rows` x `columns` of 0..255, and a scale and a zero (0..256) for each group of
-    // `group_inputs` of them, a multiple of 32 that divides the columns.
+    // Takes codes as they are: `rows` x `columns` of 0..255, and a scale and a zero for each group of
+    // `group_inputs` of them, a multiple of 32 that divides the columns: weight = scale * (code - zero).
     PackedInt8(const uint8_t* codes, const float* scales, const float* zeros, int rows, int columns, int group_inputs,
                ThreadPool& pool);
 
@@ -53,7 +54,6 @@ public:
     int outputs() const { return outputs_; }
     int groups() const { return layout_.groups; }
     int group_inputs() const { return layout_.group_inputs; }
-    bool needs_sums() const { return layout_.has_zeros; }
     size_t bytes() const { return data_.bytes(); }
     void multiply_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, int block, int height,
                        float* tile) const {
@@ -62,6 +62,7 @@ public:
     }
 
 private:
+    PackedInt8(int rows, int columns, int group_inputs, bool exact);
     void quantize_column(const bf16* row, uint8_t* block, int column) const;
     void pack_column(const uint8_t* codes, const float* scales, const float* zeros, uint8_t* block, int column) const;
     template <class Pack>

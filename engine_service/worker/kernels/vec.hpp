@@ -47,6 +47,14 @@ inline uint16_t round_to_half(float value) {
     return static_cast<uint16_t>((word + 0xfffu + ((word >> 13) & 1u)) >> 13);
 }
 
+// Of such a number.
+inline float half_to_float(uint16_t half) {
+    const uint32_t word = static_cast<uint32_t>(half) << 13;
+    float moved;
+    std::memcpy(&moved, &word, sizeof moved);
+    return moved * kHalfExponents;
+}
+
 template <class T>
 T from_float(float value);
 template <>

@@ -122,7 +122,9 @@ def all_logits(model: CpuModel, requests: Requests, request: Request, chunk: int
 WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
-def build_four_bit(model: PreTrainedModel, team: ThreadTeam, dtype: torch.dtype) -> CpuModel | Unsupported:
+def build_rounded(
+    model: PreTrainedModel, team: ThreadTeam, dtype: torch.dtype, weight_format: WeightFormat
+) -> CpuModel | Unsupported:
     weights = model.state_dict()
     pool = PoolSize(80, 16)
-    return build_cpu_model(weights, model.config, pool, dtype, 512, team, WeightFormat.INT4)
+    return build_cpu_model(weights, model.config, pool, dtype, 512, team, weight_format)

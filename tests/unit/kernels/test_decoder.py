@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.cpu_model import (
     CpuModel,
     PoolSize,
@@ -20,7 +21,7 @@ from tests.unit.kernels.models import (
     WIDE,
     all_logits,
     build,
-    build_four_bit,
+    build_rounded,
     finish,
     greedy,
     make_prompt,
@@ -140,16 +141,18 @@ def test_logits_that_are_not_finite_have_no_best(team: ThreadTeam, value: float)
     assert best[1] == -1
 
 
-def test_four_bit_decoder_equals_one_of_the_rounded_weights(team: ThreadTeam) -> None:
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
+def test_decoder_in_few_bits_equals_one_of_the_rounded_weights(team: ThreadTeam, weight_format: WeightFormat) -> None:
+    """The head is on the grid, too: eight bits keep it, and four leave it as it is."""
     torch.manual_seed(11)
     reference = LlamaForCausalLM(LlamaConfig(**{**SMALL, **WIDE})).eval()
     with torch.no_grad():
         for name, weight in reference.named_parameters():
-            if "_proj" in name:
+            if "_proj" in name or "lm_head" in name:
                 steps = torch.randint(0, 16, weight.shape).float()
                 steps.view(-1, 32)[:, 0], steps.view(-1, 32)[:, 1] = 0, 15
                 weight.copy_((steps - 8) / 32)
-    model, requests = build_four_bit(reference, team, torch.bfloat16), Requests(80)
+    model, requests = build_rounded(reference, team, torch.bfloat16, weight_format), Requests(80)
     assert isinstance(model, CpuModel)
     plain = build(reference, team, torch.bfloat16)
     prompt = make_prompt(50, seed=8)

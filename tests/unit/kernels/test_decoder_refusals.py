@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.cpu_model import (
     PoolSize,
     build_cpu_model,
@@ -17,17 +18,22 @@ from tests.unit.kernels.models import (
     GQA,
     SMALL,
     build,
-    build_four_bit,
+    build_rounded,
     make_reference,
 )
 
 
-def test_what_four_bits_cannot_hold(team: ThreadTeam) -> None:
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
+def test_what_few_bits_cannot_hold(team: ThreadTeam, weight_format: WeightFormat) -> None:
     reference = make_reference("llama")
-    for dtype, reason in [(torch.float32, "need bfloat16"), (torch.bfloat16, "multiples of 32, not 48 and 100")]:
-        refusal = build_four_bit(reference, team, dtype)
+    name = f"{weight_format.value} weights need"
+    for dtype, reason in [
+        (torch.float32, "bfloat16"),
+        (torch.bfloat16, "sizes that are multiples of 32, not 48 and 100"),
+    ]:
+        refusal = build_rounded(reference, team, dtype, weight_format)
         assert isinstance(refusal, Unsupported)
-        assert reason in refusal.reason
+        assert f"{name} {reason}" in refusal.reason
 
 
 @pytest.mark.parametrize(

@@ -96,22 +96,17 @@ def test_threads_do_not_change_bits(library: KernelLibrary, dtype: torch.dtype, 
 INT4, INT8 = WeightFormat.INT4, WeightFormat.INT8
 
 
-def _four_bits(weight: torch.Tensor) -> torch.Tensor:
-    """What four bits keep of a bf16 matrix: groups of 32, scale in half precision, nearest of 16 values."""
+def _rounded(weight: torch.Tensor, largest: int, factor: float) -> torch.Tensor:
+    """What few bits keep of a bf16 matrix: groups of 32, `factor` times the scale in half precision, nearest of
+    `largest` + 1 values between the least and the largest."""
     groups = weight.float().view(len(weight), -1, 32)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = ((high - low) / 15).half().float()
-    steps = ((groups - low) / scale.clamp(min=1e-30)).round().clamp(0, 15)
+    scale = ((high - low) / largest * factor).half().float() / factor
+    steps = ((groups - low) / scale.clamp(min=1e-30)).round().clamp(0, largest)
     return (low + scale * steps).view_as(weight)
 
 
-def _eight_bits(weight: torch.Tensor) -> torch.Tensor:
-    """What eight bits keep of a bf16 matrix: a scale for each output, the nearest of 255 values around zero."""
-    scale = weight.float().abs().amax(-1, keepdim=True) / 127
-    return (weight.float() / scale).round().nan_to_num() * scale
-
-
-_KEPT = {INT4: _four_bits, INT8: _eight_bits}
+_KEPT = {INT4: (15, 1.0), INT8: (255, 256.0)}
 
 
 @pytest.mark.parametrize("weight_format", _KEPT, ids=lambda kept: kept.value)
@@ -127,30 +122,34 @@ def test_product_in_few_bits(
     weight[-1] *= 1e-5
     act = _random(rows, inputs, seed=1).bfloat16().float()
     matrix = Matrix(weight, team, weight_format)
-    kept = _KEPT[weight_format](weight).double()
+    kept = _rounded(weight, *_KEPT[weight_format]).double()
     bound = 2e-5 * (act.double().abs() @ kept.abs().T) + 1e-30
     assert ((matrix(act).double() - act.double() @ kept.T).abs() <= bound).all()
     matrix.close()
 
 
-def test_four_bits_lose_nothing_of_a_grid(team: ThreadTeam) -> None:
-    """Weights that already lie on 16 steps per group come back exactly."""
+@pytest.mark.parametrize("weight_format", _KEPT, ids=lambda kept: kept.value)
+def test_nothing_of_a_grid_is_lost(team: ThreadTeam, weight_format: WeightFormat) -> None:
+    """Weights that already lie on 16 steps per group come back exactly, from eight bits too."""
     steps = torch.randint(0, 16, (64, 96), generator=torch.Generator().manual_seed(2)).float()
     steps.view(64, -1, 32)[..., 0], steps.view(64, -1, 32)[..., 1] = 0, 15
     weight = ((steps - 8) / 64).bfloat16()
-    matrix = Matrix(weight, team, INT4)
+    matrix = Matrix(weight, team, weight_format)
     assert torch.equal(matrix(torch.eye(96)).T, weight.float())
     matrix.close()
 
 
-def test_eight_bits_lose_nothing_of_a_grid(team: ThreadTeam) -> None:
-    """Weights that already lie on whole steps, of the size 1/128, from -127 to 127 come back exactly."""
-    steps = torch.randint(-127, 128, (64, 96), generator=torch.Generator().manual_seed(2)).float()
-    steps[:, 5] = -127
-    weight = (steps / 128).bfloat16()
-    matrix = Matrix(weight, team, INT8)
-    assert torch.equal(matrix(torch.eye(96)).T, weight.float())
-    matrix.close()
+def test_eight_bits_lose_a_fifteenth_of_four(team: ThreadTeam) -> None:
+    """256 values where there were 16, also where weights are small."""
+    weight = _random(64, 320).bfloat16() * torch.logspace(-4, 0, 64).unsqueeze(1)
+    errors = []
+    for weight_format in (INT4, INT8):
+        matrix = Matrix(weight.bfloat16(), team, weight_format)
+        got = matrix(torch.eye(320)).T
+        errors.append(((got - weight.bfloat16()).norm(dim=1) / weight.norm(dim=1)).max())
+        matrix.close()
+    assert errors[1] < 0.006
+    assert errors[1] * 15 < errors[0]
 
 
 @pytest.mark.parametrize("weight_format", _KEPT, ids=lambda kept: kept.value)
