@@ -114,6 +114,7 @@ REFUSED = [
     ({"tensor_parallel_size": 2, "backend": "cpu"}, ["'cpu'", "2"]),
     ({"tensor_parallel_size": 2, "device": Device.CUDA}, ["2 CUDA devices", "0"]),
     ({"tensor_parallel_size": 2, "weight_format": WeightFormat.INT4}, ["int4"]),
+    ({"tensor_parallel_size": 2, "weight_format": WeightFormat.INT8}, ["int8"]),
 ]
 
 

@@ -150,65 +150,108 @@ def test_a_configuration_without_its_tensors_is_refused(tmp_path: Path) -> None:
         _worker(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["gptq", "gptq-symmetric-64", "gptq-v2", "awq", "awq-row", "packed", "packed-symmetric"]
-)
-def test_int4_keeps_the_codes_of_a_checkpoint(tmp_path: Path, name: str, team: ThreadTeam) -> None:
+INT4, INT8 = WeightFormat.INT4, WeightFormat.INT8
+FOUR_BITS = ("gptq", "gptq-symmetric-64", "gptq-v2", "awq", "awq-row", "packed", "packed-symmetric")
+EIGHT_BITS = ("gptq-8-bits", "packed-8-bits-row", "integers", "integers-symmetric", "integers-96")
+KEPT = [*((name, INT4) for name in FOUR_BITS), *((name, INT8) for name in EIGHT_BITS)]
+
+
+def _packed(folder: Path, team: ThreadTeam, weight_format: WeightFormat) -> CpuModel:
+    weights, config = open_checkpoint(folder, torch.bfloat16), AutoConfig.from_pretrained(folder)
+    model = build_cpu_model(weights, config, PoolSize(8, 16), torch.bfloat16, 64, team, weight_format)
+    assert isinstance(model, CpuModel)
+    return model
+
+
+def _logits(model: CpuModel) -> torch.Tensor:
+    requests = Requests(8)
+    return model.step(requests.batch([(requests.add(PROMPTS[2]), len(PROMPTS[2]))], sample_all=True)).logits
+
+
+@pytest.mark.parametrize(("name", "weight_format"), KEPT)
+def test_the_codes_of_a_checkpoint_are_kept(
+    tmp_path: Path, name: str, weight_format: WeightFormat, team: ThreadTeam
+) -> None:
     """Weights are the file's own, so all that differs from float32 is the rounding of activations to bf16: no more than
-    with the weights in bf16. Quantizing once more would be many times that."""
+    with the weights in bf16. Quantizing once more would be many times that in four bits."""
     reference = write_quantized(tmp_path, name, dtype="bfloat16")
     with torch.inference_mode():
         expected = reference(torch.tensor([PROMPTS[2]])).logits[0]
-    weights, config = open_checkpoint(tmp_path, torch.bfloat16), AutoConfig.from_pretrained(tmp_path)
     errors = []
-    for weight_format in (WeightFormat.INT4, WeightFormat.PLAIN):
-        pool = PoolSize(8, 16)
-        model = build_cpu_model(weights, config, pool, torch.bfloat16, 64, team, weight_format)
-        assert isinstance(model, CpuModel)
-        requests = Requests(8)
-        batch = requests.batch([(requests.add(PROMPTS[2]), len(PROMPTS[2]))], sample_all=True)
-        errors.append(float((model.step(batch).logits - expected).norm() / expected.norm()))
+    for kept in (weight_format, WeightFormat.PLAIN):
+        got = _logits(_packed(tmp_path, team, kept))
+        errors.append(float((got - expected).norm() / expected.norm()))
     assert errors[0] < 0.02
     assert errors[0] < 1.3 * errors[1]
 
 
+def test_the_codes_of_a_head_are_kept(tmp_path: Path, team: ThreadTeam) -> None:
+    """Of one scale a row, which the format itself would not choose: the same numbers as with the head in float32, but
+    for the rounding of its inputs to bf16."""
+    reference = write_quantized(tmp_path, "integers", dtype="bfloat16", head=True)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([PROMPTS[2]])).logits[0]
+    packed, plain = (_packed(tmp_path, team, kept) for kept in (INT8, WeightFormat.PLAIN))
+    errors = [float((_logits(model) - expected).norm() / expected.norm()) for model in (packed, plain)]
+    assert errors[0] < 1.3 * errors[1]
+    head = 160 * 64
+    layers = plain.weight_bytes // 2 - head
+    # Scale and middle of 8 bytes: one for each output.
+    assert packed.weight_bytes == layers + head + 8 * (160 + _outputs(reference))
+
+
+def _outputs(model: torch.nn.Module) -> int:
+    return sum(len(weight) for name, weight in model.named_parameters() if "_proj" in name)
+
+
 def test_a_packed_checkpoint_takes_the_memory_of_its_bits(tmp_path: Path, team: ThreadTeam) -> None:
-    """4 bits a weight, and 32 more for scale and zero of each 32: 5 bits for 16."""
-    write_quantized(tmp_path, "awq", dtype="bfloat16")
-    weights, config = open_checkpoint(tmp_path, torch.bfloat16), AutoConfig.from_pretrained(tmp_path)
-    sizes = []
-    for weight_format in (WeightFormat.PLAIN, WeightFormat.INT4):
-        model = build_cpu_model(weights, config, PoolSize(8, 16), torch.bfloat16, 64, team, weight_format)
-        assert isinstance(model, CpuModel)
-        sizes.append(model.weight_bytes)
-    head = 160 * 64 * 2
-    assert (sizes[1] - head) * 16 == (sizes[0] - head) * 5
+    """4 bits a weight, and 32 more for scale and zero of each 32: 5 bits for 16. In eight bits 64 more for each 32, and
+    the head, which the file leaves plain, takes 9."""
+    head = 160 * 64
+    for name, weight_format, of_layers, of_head in (("awq", INT4, 5, 16), ("gptq-8-bits", INT8, 10, 9)):
+        write_quantized(tmp_path / name, name, dtype="bfloat16")
+        plain = _packed(tmp_path / name, team, WeightFormat.PLAIN).weight_bytes
+        packed = _packed(tmp_path / name, team, weight_format).weight_bytes
+        assert packed * 8 == (plain // 2 - head) * of_layers + head * of_head
 
 
-def test_int4_through_the_worker(tmp_path: Path) -> None:
-    write_quantized(tmp_path, "gptq", dtype="float16")
-    worker = _worker(tmp_path, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4)
+@pytest.mark.parametrize(
+    ("name", "weight_format", "source"),
+    [
+        ("gptq", INT4, "gptq, 4 bits, groups of 32"),
+        ("gptq-8-bits", INT8, "gptq, 8 bits, groups of 32"),
+        ("integers", INT8, "int-quantized, 8 bits, one scale a row"),
+    ],
+)
+def test_few_bits_through_the_worker(tmp_path: Path, name: str, weight_format: WeightFormat, source: str) -> None:
+    write_quantized(tmp_path, name, dtype="float16")
+    worker = _worker(tmp_path, dtype=ModelDtype.BFLOAT16, weight_format=weight_format)
     weights = worker.info.weights
     assert weights is not None
     assert weights.error is not None
-    assert (weights.source, weights.kept) == ("gptq, 4 bits, groups of 32", "int4")
+    assert (weights.source, weights.kept) == (source, weight_format.value)
     assert weights.error.reference == "float32"
     assert 0.0 < weights.error.relative < 0.05
     assert [len(text) for text in _texts(worker)] == [COUNT] * 3
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "weight_format", "said"),
     [
-        ("gptq-act-order", r"the groups of model.layers.0.self_attn.q_proj.weight are no neighbouring inputs"),
-        ("gptq-8-bits", r"weights have 8 bits \(gptq, 8 bits, groups of 32\)"),
-        ("awq-16", "group_size 16 is no multiple of 32"),
+        ("gptq-act-order", INT4, r"the groups of model.layers.0.self_attn.q_proj.weight are no neighbouring inputs"),
+        ("gptq-8-bits-act-order", INT8, r"the groups of model.layers.0.self_attn.q_proj.weight are no neighbour"),
+        ("gptq-8-bits", INT4, r"weights have 8 bits \(gptq, 8 bits, groups of 32\)"),
+        ("gptq", INT8, r"weights have 4 bits \(gptq, 4 bits, groups of 32\)"),
+        ("awq-16", INT4, "group_size 16 is no multiple of 32"),
+        ("integers-16", INT8, "group_size 16 is no multiple of 32"),
     ],
 )
-def test_codes_that_cannot_be_kept_are_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_codes_that_cannot_be_kept_are_refused(
+    tmp_path: Path, name: str, weight_format: WeightFormat, said: str
+) -> None:
     write_quantized(tmp_path, name, dtype="bfloat16")
-    with pytest.raises(ValueError, match=f"weight_format int4 cannot be served: .*{said}"):
-        _worker(tmp_path, weight_format=WeightFormat.INT4)
+    with pytest.raises(ValueError, match=f"weight_format {weight_format.value} cannot be served: .*{said}"):
+        _worker(tmp_path, weight_format=weight_format)
 
 
 def test_a_layer_that_is_not_quantized_is_refused_for_int4_only(tmp_path: Path) -> None:

@@ -128,14 +128,15 @@ def test_product_in_few_bits(
     matrix.close()
 
 
-@pytest.mark.parametrize("weight_format", _KEPT, ids=lambda kept: kept.value)
-def test_nothing_of_a_grid_is_lost(team: ThreadTeam, weight_format: WeightFormat) -> None:
-    """Weights that already lie on 16 steps per group come back exactly, from eight bits too."""
+@pytest.mark.parametrize(("weight_format", "most"), [(INT4, 0.0), (INT8, 2**-11)])
+def test_nothing_of_a_grid_is_lost(team: ThreadTeam, weight_format: WeightFormat, most: float) -> None:
+    """Weights that already lie on 16 steps per group come back exactly, from eight bits as exactly as half precision
+    holds a fifteenth of a step: 256 values are 17 for each step."""
     steps = torch.randint(0, 16, (64, 96), generator=torch.Generator().manual_seed(2)).float()
     steps.view(64, -1, 32)[..., 0], steps.view(64, -1, 32)[..., 1] = 0, 15
     weight = ((steps - 8) / 64).bfloat16()
     matrix = Matrix(weight, team, weight_format)
-    assert torch.equal(matrix(torch.eye(96)).T, weight.float())
+    assert (matrix(torch.eye(96)).T - weight.float()).abs().max() <= most * 15 / 64
     matrix.close()
 
 

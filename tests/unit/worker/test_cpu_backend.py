@@ -78,30 +78,37 @@ def test_block_sizes_the_kernels_cannot_lay_out_are_refused(tmp_path: Path) -> N
     ("settings", "said"),
     [
         ({"backend": "torch"}, "the torch backend keeps weights as they are"),
-        ({"dtype": ModelDtype.FLOAT32}, "four-bit weights need bfloat16"),
+        ({"dtype": ModelDtype.FLOAT32}, "weights need bfloat16, not torch.float32"),
     ],
 )
-def test_int4_is_refused_where_it_cannot_be(tmp_path: Path, settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        build(write_hist(tmp_path), weight_format=WeightFormat.INT4, **settings)
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
+def test_few_bits_are_refused_where_they_cannot_be(
+    tmp_path: Path, weight_format: WeightFormat, settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"weight_format {weight_format.value} cannot be served: .*{said}"):
+        build(write_hist(tmp_path), weight_format=weight_format, **settings)
 
 
-def test_int4_reports_its_error_and_runs(tmp_path: Path) -> None:
+def test_few_bits_report_their_error_and_run(tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
     )
     folder = write_random_model(tmp_path, tf.LlamaForCausalLM, config)
-    weights = build(folder, dtype=ModelDtype.BFLOAT16, weight_format=WeightFormat.INT4).info.weights
-    assert weights is not None
-    assert weights.error is not None
-    assert (weights.source, weights.kept) == ("plain", "int4")
-    assert (weights.error.reference, weights.error.positions) == ("bfloat16", 64)
-    assert 0.0 < weights.error.mean < weights.error.largest
-    # Random weights lie on no grid: four bits lose much of them.
-    assert 0.0 < weights.error.relative < 0.6
-    assert 0.0 < weights.error.divergence < 1.0
-    assert 0.3 < weights.error.same_best <= 1.0
+    errors = {}
+    for weight_format in (WeightFormat.INT4, WeightFormat.INT8):
+        weights = build(folder, dtype=ModelDtype.BFLOAT16, weight_format=weight_format).info.weights
+        assert weights is not None
+        assert weights.error is not None
+        assert (weights.source, weights.kept) == ("plain", weight_format.value)
+        assert (weights.error.reference, weights.error.positions) == ("bfloat16", 64)
+        assert 0.0 < weights.error.mean < weights.error.largest
+        errors[weight_format] = weights.error
+    # Random weights lie on no grid: four bits lose much of them, eight a tenth of that.
+    four, eight = errors[WeightFormat.INT4], errors[WeightFormat.INT8]
+    assert eight.relative * 8 < four.relative < 0.6
+    assert eight.divergence < four.divergence < 1.0
+    assert 0.3 < four.same_best <= 1.0
 
 
 def test_what_keeps_the_error_of_weights_from_being_measured(

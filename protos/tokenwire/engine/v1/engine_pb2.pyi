@@ -996,7 +996,7 @@ class WeightReport(_message.Message):
     source: _builtins.str
     """Of the checkpoint: "plain", or such as "gptq, 4 bits, groups of 128"."""
     kept: _builtins.str
-    """"int4", or a number type."""
+    """"int4", "int8", or a number type."""
     @_builtins.property
     def error(self) -> Global___LogitError:
         """Measured at the start. Unset: there is none, or it was not measured."""
