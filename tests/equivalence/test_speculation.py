@@ -13,6 +13,7 @@ import pytest
 
 from engine_service.core.outcome import PositionLogprobs
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.config import WeightFormat
 from tests.equivalence.test_sampling_parameters import PARAMETERS, prompt_of
 from tests.fixtures.checkpoints import HIST_EOS, write_hist
 from tests.fixtures.engine_run import Answer, EngineRun, EngineSize
@@ -103,6 +104,17 @@ def test_the_text_is_that_without_drafts(name: str, backend: str, folder: Path, 
     assert stats.generated_tokens == sum(len(answer.token_ids) for answer in plain)
     if name != "no_room" and not name.endswith("overlap"):  # there a request's last token is hardly ever known in time
         assert 60 < stats.accepted_tokens < stats.drafted_tokens
+
+
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
+def test_the_text_is_that_without_drafts_in_few_bits(weight_format: WeightFormat, folder: Path) -> None:
+    requests = [repeating(place) for place in range(40, 52)]
+    size = EngineSize(weight_format=weight_format)
+    one, other = (EngineRun(replace(size, max_draft_tokens=count), folder, "cpu") for count in (0, 6))
+    check(other.run(requests), one.run(requests), 0.0)
+    assert other.scheduler.stats().accepted_tokens > 0
+    one.close()
+    other.close()
 
 
 def test_samples_of_a_prompt(folder: Path) -> None:

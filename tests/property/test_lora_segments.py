@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_service.worker.config import WeightFormat
 from engine_service.worker.kernels.build import Unavailable, default_folder, prepare_best_library
 from engine_service.worker.kernels.cpu_model import CpuModel, PoolSize
 from engine_service.worker.kernels.decoder_shape import DecoderShape
@@ -16,7 +17,7 @@ from engine_service.worker.lora.adapter import Adapter, LowRank
 from engine_service.worker.lora.linear_hooks import segments
 
 NUMBERS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
-SHAPE = DecoderShape(1, 32, 2, 1, 16, 48, 40, 1e-5, (None,), tied_head=True, head_norms=False)
+SHAPE = DecoderShape(1, 32, 2, 1, 16, 64, 40, 1e-5, (None,), tied_head=True, head_norms=False)
 POSITIONS = 64
 
 
@@ -51,15 +52,19 @@ def _adapter(seed: int) -> Adapter:
     return Adapter(rank, 0.25, updates, str(seed))
 
 
-@pytest.fixture(scope="module")
-def model() -> CpuModel:
+KINDS = [(torch.float32, WeightFormat.PLAIN), (torch.bfloat16, WeightFormat.INT4), (torch.bfloat16, WeightFormat.INT8)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[1].value)
+def model(request: pytest.FixtureRequest) -> CpuModel:
     library = prepare_best_library(default_folder(), print)
     assert not isinstance(library, Unavailable)
     rotary = torch.ones(POSITIONS, 8), torch.zeros(POSITIONS, 8)
     team = ThreadTeam(KernelLibrary(library), 2)
-    model = CpuModel(_weights(), SHAPE, rotary, PoolSize(64, 16), torch.float32, team)
+    dtype, weight_format = request.param
+    model = CpuModel(_weights(), SHAPE, rotary, PoolSize(64, 16), dtype, team, weight_format)
     for number in range(1, 5):  # a row may name one that is not there: it is as without
-        model.install_adapter(number, fuse_adapter(_adapter(number), SHAPE, torch.float32))
+        model.install_adapter(number, fuse_adapter(_adapter(number), SHAPE, dtype))
     return model
 
 

@@ -141,17 +141,19 @@ def test_logits_that_are_not_finite_have_no_best(team: ThreadTeam, value: float)
     assert best[1] == -1
 
 
-@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
-def test_decoder_in_few_bits_equals_one_of_the_rounded_weights(team: ThreadTeam, weight_format: WeightFormat) -> None:
+@pytest.mark.parametrize(("weight_format", "last"), [(WeightFormat.INT4, 15), (WeightFormat.INT8, 255)])
+def test_decoder_in_few_bits_equals_one_of_the_rounded_weights(
+    team: ThreadTeam, weight_format: WeightFormat, last: int
+) -> None:
     """The head is on the grid, too: eight bits keep it, and four leave it as it is."""
     torch.manual_seed(11)
     reference = LlamaForCausalLM(LlamaConfig(**{**SMALL, **WIDE})).eval()
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             if "_proj" in name or "lm_head" in name:
-                steps = torch.randint(0, 16, weight.shape).float()
-                steps.view(-1, 32)[:, 0], steps.view(-1, 32)[:, 1] = 0, 15
-                weight.copy_((steps - 8) / 32)
+                steps = torch.randint(0, last + 1, weight.shape).float()
+                steps.view(-1, 32)[:, 0], steps.view(-1, 32)[:, 1] = 0, last
+                weight.copy_((steps - (last + 1) / 2) / (2 * last + 2))
     model, requests = build_rounded(reference, team, torch.bfloat16, weight_format), Requests(80)
     assert isinstance(model, CpuModel)
     plain = build(reference, team, torch.bfloat16)

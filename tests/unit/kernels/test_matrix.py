@@ -128,15 +128,15 @@ def test_product_in_few_bits(
     matrix.close()
 
 
-@pytest.mark.parametrize(("weight_format", "most"), [(INT4, 0.0), (INT8, 2**-11)])
-def test_nothing_of_a_grid_is_lost(team: ThreadTeam, weight_format: WeightFormat, most: float) -> None:
-    """Weights that already lie on 16 steps per group come back exactly, from eight bits as exactly as half precision
-    holds a fifteenth of a step: 256 values are 17 for each step."""
-    steps = torch.randint(0, 16, (64, 96), generator=torch.Generator().manual_seed(2)).float()
-    steps.view(64, -1, 32)[..., 0], steps.view(64, -1, 32)[..., 1] = 0, 15
-    weight = ((steps - 8) / 64).bfloat16()
+@pytest.mark.parametrize(("weight_format", "last", "most"), [(INT4, 15, 0.0), (INT8, 255, 0.0), (INT8, 15, 2**-11)])
+def test_nothing_of_a_grid_is_lost(team: ThreadTeam, weight_format: WeightFormat, last: int, most: float) -> None:
+    """Weights that lie on so many steps per group as the format has come back exactly; those on 16 steps come back from
+    eight bits as exactly as half precision holds a seventeenth of a step."""
+    steps = torch.randint(0, last + 1, (64, 96), generator=torch.Generator().manual_seed(2)).float()
+    steps.view(64, -1, 32)[..., 0], steps.view(64, -1, 32)[..., 1] = 0, last
+    weight = ((steps - (last + 1) / 2) / (4 * last + 4)).bfloat16()
     matrix = Matrix(weight, team, weight_format)
-    assert (matrix(torch.eye(96)).T - weight.float()).abs().max() <= most * 15 / 64
+    assert (matrix(torch.eye(96)).T - weight.float()).abs().max() <= most / 4
     matrix.close()
 
 
