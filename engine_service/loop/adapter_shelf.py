@@ -96,9 +96,9 @@ class AdapterShelf:
         return True
 
     def install(self, known: KnownAdapter, adapter: ReadAdapter) -> None:
-        """Takes the place that was reserved."""
+        """Takes the place that was reserved. Nobody could take out again what has left while its files were read."""
         self._reserved -= 1
-        if known.is_resident:
+        if known.is_resident or self._has_left(known):
             return
         self.worker.install_adapter(known.number, adapter)
         known.is_resident = True
@@ -124,6 +124,10 @@ class AdapterShelf:
             AdapterState(known.name, known.fingerprint, known.rank, known.is_resident)
             for known in self._by_name.values()
         )
+
+    def _has_left(self, known: KnownAdapter) -> bool:
+        """Neither its name nor a request has it any more."""
+        return self._by_name.get(known.name) is not known and known not in self._leaving
 
     def _use(self, known: KnownAdapter) -> None:
         self._uses += 1

@@ -209,3 +209,20 @@ def test_load_again_and_unload() -> None:
     assert not world.held
     assert world.desk.take_news() is not None
     assert world.desk.take_news() is None
+
+
+def test_one_that_left_while_its_files_were_read_takes_no_place() -> None:
+    world = World(places=1)
+    world.add("a", "b")
+    assert world.ask("b") is None
+    world.desk.unload(UnloadAdapter(1, "b"))
+    world.desk.abort(1, Refusal(RefusalCode.CANCELLED, "left"))
+    assert [decided.refusal is not None for decided in world.decide()] == [True]
+    world.desk.ended(1)
+    world.finish_reads()
+    world.decide()
+    assert world.held_contents() == set()
+    assert world.ask("a") is None
+    world.finish_reads()
+    assert [admitted(decided.command).adapter for decided in world.decide()] == ["a"]
+    assert world.held_contents() == {"of a"}
