@@ -27,6 +27,10 @@ class LowRank(NamedTuple):
     down: torch.Tensor
     up: torch.Tensor
 
+    def scaled_up(self, scale: float) -> torch.Tensor:
+        """The second matrix with the scale in it, float32."""
+        return self.up.float() * scale
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -39,4 +43,4 @@ class Adapter:
 
     def scaled_up(self, name: str) -> torch.Tensor:
         """The second matrix of a layer with the scale in it, float32."""
-        return self.updates[name].up.float() * self.scale
+        return self.updates[name].scaled_up(self.scale)

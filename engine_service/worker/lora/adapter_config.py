@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_CONFIG_BYTES = 1_000_000
+MAX_ALPHA = 1_000_000
 
 # Fields that change nothing when a trained adapter is applied.
 _IGNORED = frozenset(
@@ -62,8 +63,9 @@ def read_adapter_config(text: bytes, max_rank: int) -> AdapterConfig:
     if type(rank) is not int or not 1 <= rank <= max_rank:
         raise BadAdapter(f"r is {_shown(rank)}; it has to be 1..{max_rank} (--max-lora-rank)")
     alpha = fields.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise BadAdapter(f"lora_alpha is {_shown(alpha)}, which is no number")
+    # JSON has whole numbers that no float can hold.
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+        raise BadAdapter(f"lora_alpha is {_shown(alpha)}; it has to be a number, {MAX_ALPHA:,} at most")
     _require(fields, "use_rslora", (None, False, True))
     # Kalajdzievski, rank-stabilised LoRA (2023): alpha / sqrt(r).
     scale = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)

@@ -37,6 +37,8 @@ def read_adapter(folder: Path, shapes: LinearShapes, max_rank: int) -> Adapter:
         tensors = load(data)
     except SafetensorError as error:
         raise BadAdapter(f"{_WEIGHTS} cannot be read: {error}") from None
+    except KeyError as error:  # a type that the format knows and torch does not
+        raise BadAdapter(f"{_WEIGHTS} has numbers of type {error.args[0]}") from None
     updates = _updates(tensors, config, shapes)
     return Adapter(config.rank, config.scale, updates, _fingerprint(config_bytes, data))
 
@@ -70,7 +72,7 @@ def _updates(tensors: Mapping[str, torch.Tensor], config: AdapterConfig, shapes:
     if not sides:
         raise BadAdapter(f"{_WEIGHTS} has no tensors")
     _check_targets(sides, config, shapes)
-    return {layer: _update(layer, pair, config.rank, shapes[layer]) for layer, pair in sorted(sides.items())}
+    return {layer: _update(layer, pair, config, shapes[layer]) for layer, pair in sorted(sides.items())}
 
 
 def _check_targets(layers: Mapping[str, object], config: AdapterConfig, shapes: LinearShapes) -> None:
@@ -92,17 +94,23 @@ def _ends_with(layer: str, target: str) -> bool:
     return layer == target or layer.endswith(f".{target}")
 
 
-def _update(layer: str, pair: Mapping[str, torch.Tensor], rank: int, shape: LinearShape) -> LowRank:
+def _update(layer: str, pair: Mapping[str, torch.Tensor], config: AdapterConfig, shape: LinearShape) -> LowRank:
     if len(pair) != len("AB"):
         raise BadAdapter(f"{layer} has only lora_{next(iter(pair))}")
-    for side, tensor, wanted in (("A", pair["A"], (rank, shape.inputs)), ("B", pair["B"], (shape.outputs, rank))):
+    for side, tensor, wanted in (
+        ("A", pair["A"], (config.rank, shape.inputs)),
+        ("B", pair["B"], (shape.outputs, config.rank)),
+    ):
         if tuple(tensor.shape) != wanted:
             raise BadAdapter(f"lora_{side} of {layer} is {_size(tensor.shape)}; the model and r need {_size(wanted)}")
         if tensor.dtype not in _DTYPES:
             raise BadAdapter(f"lora_{side} of {layer} has numbers of type {str(tensor.dtype).removeprefix('torch.')}")
         if not bool(torch.isfinite(tensor).all()):
             raise BadAdapter(f"lora_{side} of {layer} has numbers that are not finite")
-    return LowRank(pair["A"], pair["B"])
+    update = LowRank(pair["A"], pair["B"])
+    if not bool(torch.isfinite(update.scaled_up(config.scale)).all()):
+        raise BadAdapter(f"lora_B of {layer} has numbers that are not finite once they are scaled by lora_alpha")
+    return update
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -88,6 +88,8 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
         ("lora_alpha", None, "lora_alpha"),
         ("lora_alpha", float("nan"), "lora_alpha"),
         ("lora_alpha", True, "lora_alpha"),
+        ("lora_alpha", 10**400, "lora_alpha"),
+        ("lora_alpha", 1e300, "lora_alpha"),
         ("bias", "all", "bias"),
         ("use_rslora", "yes", "use_rslora"),
         ("use_dora", True, "use_dora"),
@@ -132,6 +134,7 @@ Q = "model.layers.0.self_attn.q_proj"
         ({**tensors(), key(Q, "A"): torch.zeros(RANK, 9)}, "lora_A of model.layers.0.self_attn.q_proj is 2 x 9"),
         ({**tensors(), key(Q, "B"): torch.zeros(12, 3)}, "the model and r need 12 x 2"),
         ({**tensors(), key(Q, "B"): torch.full((12, RANK), float("inf"))}, "not finite"),
+        ({**tensors(), key(Q, "B"): torch.full((12, RANK), 3e38)}, "not finite once they are scaled"),
         ({**tensors(), key(Q, "B"): torch.zeros(12, RANK, dtype=torch.int64)}, "type int64"),
         (
             {**tensors(), key("lm_head", "A"): torch.zeros(RANK, 8), key("lm_head", "B"): torch.zeros(9, RANK)},
@@ -165,6 +168,15 @@ def test_a_configuration_that_is_no_object(tmp_path: Path, text: str) -> None:
     write(tmp_path, CONFIG, tensors())
     (tmp_path / "adapter_config.json").write_text(text, encoding="utf-8")
     with pytest.raises(BadAdapter, match=r"adapter_config\.json is no JSON object"):
+        read_adapter(tmp_path, SHAPES, max_rank=4)
+
+
+def test_numbers_of_a_type_that_torch_does_not_know(tmp_path: Path) -> None:
+    write(tmp_path, CONFIG, tensors())
+    header = json.dumps({key(Q, "A"): {"dtype": "F8_E8M0", "shape": [2, 8], "data_offsets": [0, 16]}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(16)
+    (tmp_path / "adapter_model.safetensors").write_bytes(data)
+    with pytest.raises(BadAdapter, match="F8_E8M0"):
         read_adapter(tmp_path, SHAPES, max_rank=4)
 
 
