@@ -23,6 +23,7 @@ _PREFIX = b"data:"
 _LAST = b"[DONE]"
 _LONGEST_LINE = 2**20
 _LONGEST_MESSAGE = 300
+_MOST_TOKENS = 10**9
 # Kept connections are used again sooner than servers usually close them, so that no request meets a closing one.
 _KEEP_ALIVE_S = 2.0
 _CONNECT_TIMEOUT_S = 30.0
@@ -182,21 +183,34 @@ async def served_model(base_url: str, key: str | None, tls: Tls | None = None) -
 
 
 def part_of(data: bytes) -> Part | None:
-    """What an event brings, None for nothing. RequestFailed for an event that reports an error or is no JSON object."""
+    """What an event brings, None for nothing. RequestFailed for one that reports an error or is not as OpenAI's are."""
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestFailed("bad_stream", "an event is not JSON") from None
     if not isinstance(event, dict):
         raise RequestFailed("bad_stream", "an event is not an object")
     if event.get("error"):
         raise RequestFailed("error_event", str(event["error"])[:_LONGEST_MESSAGE])
-    count = sum(_tokens_in(choice) for choice in event.get("choices") or ())
-    usage = event.get("usage")
-    if not usage:
-        return Part(count) if count else None
-    details = usage.get("prompt_tokens_details") or {}
-    return Part(count, usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    try:
+        count = sum(_tokens_in(choice) for choice in event.get("choices") or ())
+        usage = event.get("usage")
+        if not usage:
+            return Part(count) if count else None
+        details = usage.get("prompt_tokens_details") or {}
+    except (AttributeError, TypeError):
+        raise RequestFailed("bad_stream", "choices or usage of an event are of a wrong type") from None
+    return Part(
+        count, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), _count(details, "cached_tokens")
+    )
+
+
+def _count(counts: Any, name: str) -> int | None:
+    """None where the server does not say. What is no count would spoil every figure it goes into."""
+    value = counts.get(name) if isinstance(counts, dict) else None
+    if value is not None and (type(value) is not int or not 0 <= value <= _MOST_TOKENS):
+        raise RequestFailed("bad_stream", f"{name} of an event's usage is {str(value)[:40]!r}, which is no count")
+    return value
 
 
 def _tokens_in(choice: Mapping[str, Any]) -> int:

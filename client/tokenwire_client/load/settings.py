@@ -16,6 +16,7 @@ from tokenwire_client.load.workload import Shape, TraceEntry
 from tokenwire_client.tls import Tls
 
 MAX_ROUNDS = 100
+MAX_WARMUP_S = 1e6
 _MAX_TENANTS = 64
 
 
@@ -84,6 +85,8 @@ class RunSettings:
             raise ValueError(f"{self.rounds} rounds: outside [1, {MAX_ROUNDS}]")
         if self.limits.seconds is not None and not 0 <= self.warmup_s < self.limits.seconds:
             raise ValueError(f"a warm-up of {self.warmup_s:g} s in a run of {self.limits.seconds:g} s: nothing is left")
+        if not 0 <= self.warmup_s <= MAX_WARMUP_S:
+            raise ValueError(f"a warm-up of {self.warmup_s:g} s is outside [0, {MAX_WARMUP_S:g}]")
         if not 1 <= len(self.tenants) <= _MAX_TENANTS:
             raise ValueError(f"{len(self.tenants)} tenants: outside [1, {_MAX_TENANTS}]")
         if self.arrivals is ArrivalKind.CLOSED and not 1 <= self.clients <= self.limits.in_flight:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from tokenwire_client.load.arrivals import MAX_RATE
 from tokenwire_client.load.results import Knee, Round
 
 Measure = Callable[[float], Awaitable[Round]]
@@ -64,10 +65,13 @@ class Plan:
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.rates) > MAX_STEPS or any(rate <= 0 for rate in self.rates):
-            raise ValueError(f"at most {MAX_STEPS} rates, each above 0")
-        if not 0 < self.first <= self.most:
-            raise ValueError(f"rates from {self.first:g} to {self.most:g}: the first must be above 0, at most the last")
+        if len(self.rates) > MAX_STEPS or any(not 0 < rate <= MAX_RATE for rate in self.rates):
+            raise ValueError(f"at most {MAX_STEPS} rates, each above 0 and at most {MAX_RATE:g}")
+        if not 0 < self.first <= self.most <= MAX_RATE:
+            raise ValueError(
+                f"rates from {self.first:g} to {self.most:g}: the first must be above 0 and at most the last, "
+                f"the last at most {MAX_RATE:g}"
+            )
         if not 1 < self.factor <= 100 or not 0 <= self.refine <= 20:
             raise ValueError(f"factor {self.factor:g} is outside (1, 100], or {self.refine} halvings are not 0 to 20")
 

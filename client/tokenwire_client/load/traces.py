@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tokenwire_client.load.lengths import MAX_TOKENS
-from tokenwire_client.load.workload import TRACE_BLOCK_TOKENS, TraceEntry
+from tokenwire_client.load.workload import CHARACTERS_PER_TOKEN, TRACE_BLOCK_TOKENS, TraceEntry
 
 MAX_ENTRIES = 1_000_000
 _MAX_LINE = 4 * 2**20
 _MAX_CONVERSATION = 16 * 2**20
 _PIECE = 2**20
-# ShareGPT has text and no counts: about four characters of English are a token.
-_CHARACTERS_PER_TOKEN = 4
 _BETWEEN = re.compile(r"[\s,\[]*")
 
 
@@ -72,10 +70,10 @@ def _moved(entry: TraceEntry, first: float) -> TraceEntry:
 def _azure(file: TextIO) -> Iterator[TraceEntry]:
     wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     reader = csv.DictReader(_lines_of(file))
-    if not set(wanted) <= set(reader.fieldnames or ()):
-        raise TraceError(f"line 1: the columns {', '.join(wanted)} are needed")
     last = -math.inf
     try:
+        if not set(wanted) <= set(reader.fieldnames or ()):
+            raise TraceError(f"line 1: the columns {', '.join(wanted)} are needed")
         for row in reader:
             at = _moment(row["TIMESTAMP"], reader.line_num)
             last = _in_order(at, last, reader.line_num)
@@ -85,7 +83,7 @@ def _azure(file: TextIO) -> Iterator[TraceEntry]:
                 _tokens(row["GeneratedTokens"], "GeneratedTokens", reader.line_num),
             )
     except csv.Error as error:
-        raise TraceError(f"line {reader.line_num}: {error}") from None
+        raise TraceError(f"line {max(1, reader.line_num)}: {error}") from None
 
 
 def _mooncake(file: TextIO) -> Iterator[TraceEntry]:
@@ -119,7 +117,7 @@ def _sharegpt(file: TextIO) -> Iterator[TraceEntry]:
 
 
 def _estimate(text: str) -> int:
-    return min(MAX_TOKENS, math.ceil(len(text) / _CHARACTERS_PER_TOKEN))
+    return min(MAX_TOKENS, math.ceil(len(text) / CHARACTERS_PER_TOKEN))
 
 
 def _values(file: TextIO) -> Iterator[tuple[int, Any]]:
@@ -146,6 +144,8 @@ def _values(file: TextIO) -> Iterator[tuple[int, Any]]:
             piece = file.read(max(_PIECE, len(text) - at))
             text, at, is_whole = text[at:] + piece, 0, not piece
             continue
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"line {line}: not JSON that can be read ({error})") from None
         yield line, value
         line, at = line + text.count("\n", at, end), end
 
@@ -162,7 +162,7 @@ def _lines_of(file: TextIO) -> Iterator[str]:
 def _object(line: str, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"line {number}: not JSON ({error})") from None
     if not isinstance(row, dict):
         raise TraceError(f"line {number}: must be an object")

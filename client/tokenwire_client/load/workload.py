@@ -16,6 +16,8 @@ from tokenwire_client.load.words import text_of
 
 # Mooncake's traces name blocks of so many tokens.
 TRACE_BLOCK_TOKENS = 512
+# Recorded texts have no counts: about four characters of English are a token.
+CHARACTERS_PER_TOKEN = 4
 _KEPT_TEXTS = 4096
 
 
@@ -115,7 +117,8 @@ class Workload:
         length = min(entry.input_tokens, self._shape.most_input)
         output = min(entry.output_tokens, self._shape.most_output)
         if entry.text is not None:
-            return entry.text, length, output
+            # How many tokens it has is known by their usual length alone.
+            return entry.text[: length * CHARACTERS_PER_TOKEN], length, output
         text, left = "", length
         for block in entry.block_ids:
             part = min(left, TRACE_BLOCK_TOKENS)

@@ -230,3 +230,26 @@ async def test_the_first_model_is_taken() -> None:
 )
 def test_parts_of_an_event(value: dict[str, object], wanted: Part | None) -> None:
     assert part_of(json.dumps(value).encode()) == wanted
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"usage": {"completion_tokens": "4"}}',
+        '{"usage": {"prompt_tokens": -1}}',
+        '{"usage": {"prompt_tokens": 1e400}}',
+        '{"usage": {"prompt_tokens": true}}',
+        '{"usage": {"completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": {}}}}',
+        '{"usage": [4]}',
+        '{"choices": 4}',
+        '{"choices": ["text"]}',
+        '{"choices": [{"delta": "text"}]}',
+        '{"choices": [{"token_ids": 4}]}',
+        "[" * 100_000,
+    ],
+)
+def test_an_event_of_another_kind_is_the_servers_error(data: str) -> None:
+    """Not one of the load generator, and no figure is made of it."""
+    with pytest.raises(RequestFailed) as caught:
+        part_of(data.encode())
+    assert caught.value.status == "bad_stream"

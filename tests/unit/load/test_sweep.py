@@ -108,6 +108,9 @@ def test_an_interrupted_sweep_keeps_what_it_has() -> None:
         {"factor": 1.0},
         {"refine": -1},
         {"rates": (1.0, 0.0)},
+        {"rates": (1.0, math.nan)},
+        {"rates": (1.0, 200_000.0)},
+        {"most": math.inf},
     ],
 )
 def test_what_is_no_plan_is_refused(plan: dict[str, object]) -> None:

@@ -110,6 +110,10 @@ def test_only_the_beginning_of_a_trace_is_taken(tmp_path: Path) -> None:
         (TraceFormat.SHAREGPT, '[{"conversations": []},\n', "line 2: the file ends within its list"),
         (TraceFormat.SHAREGPT, '[{"conversations": []},\n{"conv', "line 2: not JSON"),
         (TraceFormat.SHAREGPT, "[]", "holds no requests"),
+        (TraceFormat.AZURE, "a" * 200_000 + "\n", "line 1: field larger than field limit"),
+        (TraceFormat.MOONCAKE, "[" * 100_000, "line 1: not JSON"),
+        (TraceFormat.SHAREGPT, '[\n{"a":' + '{"a":' * 50_000, "line 2: not JSON"),
+        (TraceFormat.SHAREGPT, "[\n" + "1" * 5000 + "]", "line 2: not JSON"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, kind: TraceFormat, text: str, message: str) -> None:

@@ -92,10 +92,12 @@ def test_equal_block_ids_are_equal_text() -> None:
 
 def test_recorded_requests_come_again_and_are_cut_to_the_limits() -> None:
     entries = [TraceEntry(0.0, 50, 5), TraceEntry(1.0, 10, 90), TraceEntry(2.0, 3, 4, text="as recorded")]
+    entries.append(TraceEntry(3.0, 25, 4, text="four" * 25))
     workload = Workload(Shape(most_input=20, most_output=30), 1, entries)
-    lengths = [(len(r.text.split()), r.max_tokens) for r in map(workload.request, range(4))]
+    lengths = [(len(r.text.split()), r.max_tokens) for r in map(workload.request, (0, 1, 2, 4))]
     assert lengths == [(20, 5), (10, 30), (2, 4), (20, 5)]
-    assert workload.clipped() == 2
+    assert workload.request(3).text == "four" * 20
+    assert workload.clipped() == 3
 
 
 @pytest.mark.parametrize(
