@@ -87,6 +87,20 @@ def test_a_target_of_grpc_is_not_that_of_http(tmp_path: Path) -> None:
     assert "need a target that begins with https://" in output
 
 
+def test_nothing_is_sent_when_the_report_cannot_be_written(
+    service: UnreliableService, target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    service.requests.clear()
+    for command in (("run", "--rate", "9"), ("sweep", "--rates", "9")):
+        code, output, _ = load(tmp_path / "file", *command, "--target", target)
+        assert code == 2
+        assert "cannot write" in output
+    assert not service.requests
+    code, _, _ = load(tmp_path / "made" / "here", "run", "--target", target, "--rate", "200", "--requests", "3")
+    assert code == 0
+
+
 def test_the_same_seed_sends_the_same_requests(service: UnreliableService, target: str, tmp_path: Path) -> None:
     sent = []
     for _ in range(2):

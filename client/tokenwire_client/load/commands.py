@@ -49,6 +49,8 @@ def report(
         write_page(_read(source), page)
     except ValueError as error:  # a distribution in it cannot be decoded
         raise typer.BadParameter(f"{source}: {error}") from error
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {page}: {error.strerror}") from None
     typer.echo(str(page))
 
 

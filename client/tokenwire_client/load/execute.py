@@ -142,7 +142,7 @@ async def run_round(
 def _notes(settings: RunSettings, workload: Workload, found: Round) -> list[str]:
     """What the recorder cannot know."""
     notes = []
-    if clipped := workload.clipped():
+    if clipped := workload.clipped(found.counts.intended + found.warmup):
         notes.append(f"{clipped} recorded requests were longer than the limits and were cut.")
     is_all_new = not settings.entries and not settings.shape.prefixes
     if is_all_new and found.tokens.cached > _MUCH_CACHED * found.tokens.prompt:

@@ -6,7 +6,6 @@ Must not know: transports, how figures are made.
 import asyncio
 import dataclasses
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,22 +21,15 @@ from tokenwire_client.load.console import STEP_HEADS, knee_line, step_row, summa
 from tokenwire_client.load.execute import Interrupts, connected, run_round, run_rounds
 from tokenwire_client.load.lengths import MAX_TOKENS
 from tokenwire_client.load.outcomes import RequestFailed
+from tokenwire_client.load.output import Output
 from tokenwire_client.load.progress import progress_for_stderr
-from tokenwire_client.load.results import Knee, Report, Round, write_json
+from tokenwire_client.load.results import Knee, Report, Round
 from tokenwire_client.load.settings import RunSettings, TargetKind, described, machine
 from tokenwire_client.load.sweep import Plan, Rule, sweep
 from tokenwire_client.load.traces import TraceFormat
 
 T = TypeVar("T")
 _SEED_STRIDE = 1_000_003
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where the report goes."""
-
-    json: Path
-    page: Path
 
 
 def run(
@@ -87,13 +79,15 @@ def run(
     """One load: what the server does under it. Writes JSON and a page, prints the main figures."""
     given = dict(locals())
     settings = settings_of(given, arrivals, rate)
+    output = Output(json_out, html_out)
+    output.check()
     interrupts = Interrupts()
     found = _run(run_rounds(settings, progress_for_stderr(), interrupts), interrupts)
     words = described(settings, words_of(given))
     report = Report("run", _now(), words, machine(), tuple(found), targets=targets_in(settings.targets))
-    _write(report, Output(json_out, html_out))
     for line in summary_lines(found):
         typer.echo(terminal_text(line))
+    output.write(report)
     _finish(found, interrupts)
 
 
@@ -147,14 +141,16 @@ def sweep_rates(
         raise typer.BadParameter(f"{arrivals.value} arrivals have no rate to sweep", param_hint="--arrivals")
     settings = settings_of(given, arrivals, first_rate)
     plan, rule = _plan_of(given, settings)
+    output = Output(json_out, html_out)
+    output.check()
     interrupts = Interrupts()
     found, knee = _run(_sweep(settings, plan, rule, interrupts), interrupts)
     own_words = {"arrivals": f"open loop, {arrivals.value}", "sustained": rule.words()}
     words = described(settings, words_of(given)) | own_words
     report = Report("sweep", _now(), words, machine(), tuple(found), knee, targets_in(settings.targets))
-    _write(report, Output(json_out, html_out))
     show_table(STEP_HEADS, [step_row(each) for each in found])
     typer.echo(knee_line(knee))
+    output.write(report)
     _finish(found, interrupts)
 
 
@@ -195,14 +191,6 @@ def _run(work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
     except RequestFailed as failure:
         typer.echo(terminal_text(f"tokenwire: {failure.message}"), err=True)
         raise typer.Exit(EXIT_FAILED) from None
-
-
-def _write(report: Report, output: Output) -> None:
-    from tokenwire_client.load.page import write_page  # plots take half a second to import
-
-    write_json(report, output.json)
-    write_page(report, output.page)
-    typer.echo(f"report: {output.page} ({output.json})", err=True)
 
 
 def _finish(rounds: Sequence[Round], interrupts: Interrupts) -> None:

@@ -84,10 +84,13 @@ class Workload:
         # Common texts are made once; bounded, since a trace may name very many blocks.
         self._common = functools.lru_cache(_KEPT_TEXTS)(self._make_common)
 
-    def clipped(self) -> int:
-        """Recorded entries longer than the limits, which are cut to them."""
-        shape = self._shape
-        return sum(e.input_tokens > shape.most_input or e.output_tokens > shape.most_output for e in self._entries)
+    def clipped(self, requests: int) -> int:
+        """Of the first so many requests those that were recorded longer than the limits, and are cut to them."""
+        shape, entries = self._shape, self._entries
+        return sum(
+            number < requests and (entry.input_tokens > shape.most_input or entry.output_tokens > shape.most_output)
+            for number, entry in enumerate(entries)
+        )
 
     def request(self, number: int) -> LoadRequest:
         source = random.Random(f"request-{self._seed}-{number}")  # noqa: S311 (no secret)

@@ -97,7 +97,7 @@ def test_recorded_requests_come_again_and_are_cut_to_the_limits() -> None:
     lengths = [(len(r.text.split()), r.max_tokens) for r in map(workload.request, (0, 1, 2, 4))]
     assert lengths == [(20, 5), (10, 30), (2, 4), (20, 5)]
     assert workload.request(3).text == "four" * 20
-    assert workload.clipped() == 3
+    assert [workload.clipped(sent) for sent in (1, 3, 100)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
