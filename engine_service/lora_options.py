@@ -1,12 +1,11 @@
-"""Names of LoRA adapters, and the flag that gives them.
+"""The flag that names LoRA adapters.
 
 Must not know: files, how adapters are used.
 """
 
-import re
 from collections.abc import Sequence
 
-ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+from service_runtime.adapter_names import is_adapter_name
 
 
 def named_adapters(lora: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -14,7 +13,7 @@ def named_adapters(lora: Sequence[str]) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
     for text in lora:
         name, equals, folder = text.partition("=")
-        if not equals or not folder or ADAPTER_NAME.fullmatch(name) is None:
+        if not equals or not folder or not is_adapter_name(name):
             raise ValueError(f"--lora {text!r} is not NAME=FOLDER with a name of letters, digits, '.', '_' and '-'")
         if name in found:
             raise ValueError(f"--lora names {name!r} twice")

@@ -22,6 +22,7 @@ from service_runtime.model_files import tokenizer_fingerprint
 from service_runtime.slow_requests import SlowRequests
 from service_runtime.tls import ServerTls
 from service_runtime.tracing import NO_TRACER, Tracer
+from tokenizer_service.api.adapter_operator import AdapterOperator
 from tokenizer_service.api.call_trace import CallTraces
 from tokenizer_service.api.calls import CallRunner
 from tokenizer_service.api.grpc_service import SERVICE_NAME, TokenizerServicer, add_to_server
@@ -138,7 +139,9 @@ class TokenizerApp:
 
     def _new_operator_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=server_options(_MAX_OPERATOR_BYTES))
-        servicer = OperatorServicer(self.fleet.replicas, self.admission, self._ask_to_drain, self._status_reader())
+        replicas = self.fleet.replicas
+        adapters = AdapterOperator(replicas, self._settings.model_name)
+        servicer = OperatorServicer(replicas, self.admission, self._ask_to_drain, self._status_reader(), adapters)
         add_operator_service(servicer, server)
         reflection.enable_server_reflection([OPERATOR_SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server

@@ -1,4 +1,4 @@
-"""The commands: chat, generate, tokenize, models, health; engines is a group of its own.
+"""The commands: chat, generate, tokenize, models, health; engines and lora are groups of their own.
 
 Must not know: gRPC, how output looks.
 """
@@ -13,6 +13,7 @@ from tokenwire_client import cli_options as flags
 from tokenwire_client.channels import DEFAULT_TARGET
 from tokenwire_client.cli_chat import converse
 from tokenwire_client.cli_engines import app as engines_app
+from tokenwire_client.cli_lora import app as lora_app
 from tokenwire_client.cli_operate import drain, steps
 from tokenwire_client.cli_output import EXIT_FAILED, as_json, exit_codes, show_answers, show_models
 from tokenwire_client.cli_plugins import GROUP, add_own, add_plugins
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+app.add_typer(lora_app, name="lora")
 app.command()(steps)
 app.command()(drain)
 app.command()(top)
@@ -42,7 +44,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a crash.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    if GROUP in sys.argv[1:]:  # only then is their import worth its time
+    if sys.argv[1:2] == [GROUP]:  # only then is their import worth its time
         add_own(load)
         add_plugins(load)
     app()

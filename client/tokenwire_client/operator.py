@@ -1,4 +1,4 @@
-"""A blocking client for operators of one tokenizer service: its engine replicas, its status, its end.
+"""A blocking client for operators of one tokenizer service: its engines and their adapters, its status, its end.
 
 Must not know: generations, the command line. It talks to the operators' port, not to the clients'.
 """
@@ -11,6 +11,7 @@ import grpc
 
 from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenwire_client.operator_adapters import EngineAdapters, EngineOutcome, adapters, outcome
 from tokenwire_client.operator_status import Engine, Status, engine, status
 from tokenwire_client.sync_stream import translate_blocking
 from tokenwire_client.tls import Tls, blocking_channel
@@ -21,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 class Operator:
-    """Lists, adds and removes engines, drains the service.
+    """Lists, adds and removes engines, loads and unloads adapters on them, drains the service.
 
     `target` is the tokenizer service's operator address, `timeout` in seconds. The connection is encrypted
     with `tls`. Every method raises subclasses of TokenwireError. Nothing is tried again.
@@ -56,6 +57,26 @@ class Operator:
         if grace is not None:
             request.grace.FromNanoseconds(int(grace * 1e9))
         return _ask(lambda: self._service.Drain(request, timeout=self._timeout)).live_requests
+
+    def load_adapter(self, name: str) -> tuple[EngineOutcome, ...]:
+        """On every connected engine, from the folder of that name below the engine's `--lora-dir`.
+
+        Engines that refuse are told of, not raised. Reading takes time: `timeout` is for the slowest.
+        """
+        request = pb.LoadAdapterRequest(name=name)
+        answer = _ask(lambda: self._service.LoadAdapter(request, timeout=self._timeout))
+        return tuple(outcome(each) for each in answer.engines)
+
+    def unload_adapter(self, name: str) -> tuple[EngineOutcome, ...]:
+        """As `load_adapter`; running requests keep it."""
+        request = pb.UnloadAdapterRequest(name=name)
+        answer = _ask(lambda: self._service.UnloadAdapter(request, timeout=self._timeout))
+        return tuple(outcome(each) for each in answer.engines)
+
+    def adapters(self) -> tuple[EngineAdapters, ...]:
+        """Of every engine, in the order of `engines`."""
+        request = pb.ListAdaptersRequest()
+        return _ask(lambda: tuple(map(adapters, self._service.ListAdapters(request, timeout=self._timeout))))
 
     def close(self) -> None:
         """Idempotent."""

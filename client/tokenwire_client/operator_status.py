@@ -103,8 +103,12 @@ class Status:
 
 
 def engine(message: pb.Engine) -> Engine:
-    state = pb.EngineState.Name(message.state).removeprefix(_ENGINE_STATE).lower()
+    state = engine_state(message.state)
     return Engine(message.address, tuple(message.sources), state, message.live_requests, message.engine_epoch)
+
+
+def engine_state(state: "pb.EngineState.ValueType") -> str:
+    return pb.EngineState.Name(state).removeprefix(_ENGINE_STATE).lower()
 
 
 def status(message: pb.GetStatusResponse) -> Status:

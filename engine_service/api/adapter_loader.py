@@ -13,8 +13,8 @@ from engine_service.api.adapter_calls import AdapterCalls
 from engine_service.api.engine_handle import Connection
 from engine_service.core.outcome import Refusal, RefusalCode
 from engine_service.loop.messages import AdapterState
-from engine_service.lora_options import ADAPTER_NAME
 from service_runtime import statuses
+from service_runtime.adapter_names import NAME_RULE, is_adapter_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,8 @@ class AdapterLoader:
         return await self.calls.unload(connection.commands, name)
 
     def _check(self, name: str) -> Refusal | None:
-        if ADAPTER_NAME.fullmatch(name) is None:
-            text = "a name has 1 to 128 letters, digits, '.', '_' and '-', and begins with a letter or digit"
-            return Refusal(RefusalCode.INVALID, text, "name")
+        if not is_adapter_name(name):
+            return Refusal(RefusalCode.INVALID, NAME_RULE, "name")
         if name == self.model_name:
             return Refusal(RefusalCode.INVALID, f"{name!r} is the model itself", "name")
         # A link may lead elsewhere below it, but not out of it.

@@ -12,13 +12,13 @@ def engine_message(replica: Replica) -> pb.Engine:
     return pb.Engine(
         address=replica.address,
         sources=sorted(replica.sources),
-        state=_state(replica),
+        state=state_of(replica),
         live_requests=connection.num_live,
         engine_epoch=connection.model.engine_epoch if connection.model is not None else "",
     )
 
 
-def _state(replica: Replica) -> "pb.EngineState.ValueType":
+def state_of(replica: Replica) -> "pb.EngineState.ValueType":
     connection = replica.connection
     if connection.is_leaving:
         return pb.ENGINE_STATE_LEAVING

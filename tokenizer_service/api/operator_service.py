@@ -1,9 +1,9 @@
-"""OperatorService over gRPC: lists, adds and removes engine replicas, tells the status, drains the service.
+"""OperatorService over gRPC: engine replicas and their adapters, the status, the service's end.
 
 Must not know: requests of clients, how replicas are chosen.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import grpc
 
 from service_runtime.drain import read_grace
 from service_runtime.wire import Malformed, request_parser
+from tokenizer_service.api.adapter_operator import AdapterOperator
 from tokenizer_service.api.engine_messages import engine_message
 from tokenizer_service.api.errors import abort
 from tokenizer_service.api.status import StatusReader
@@ -34,6 +35,7 @@ class OperatorServicer:
     admission: Admission
     ask_to_drain: Callable[[float | None], None]
     status: StatusReader
+    adapters: AdapterOperator
 
     def list_engines(self, _request: pb.ListEnginesRequest) -> pb.ListEnginesResponse:
         return pb.ListEnginesResponse(engines=[engine_message(replica) for replica in self.replicas.all()])
@@ -44,11 +46,10 @@ class OperatorServicer:
     def remove_engine(self, request: pb.RemoveEngineRequest) -> pb.RemoveEngineResponse | Refusal:
         return self.replicas.remove_by_operator(request.address) or pb.RemoveEngineResponse()
 
-    async def get_status(self, request: pb.GetStatusRequest | Malformed, context: Context) -> pb.GetStatusResponse:
-        answer = _malformed(request) if isinstance(request, Malformed) else await self.status.read(request)
-        if isinstance(answer, Refusal):
-            await abort(context, answer)
-        return answer
+    async def get_status(
+        self, request: pb.GetStatusRequest | Malformed, _context: Context
+    ) -> pb.GetStatusResponse | Refusal:
+        return _malformed(request) if isinstance(request, Malformed) else await self.status.read(request)
 
     async def drain(self, request: pb.DrainRequest | Malformed, context: Context) -> pb.DrainResponse:
         if isinstance(request, Malformed):
@@ -56,6 +57,28 @@ class OperatorServicer:
         self.ask_to_drain(await read_grace(context, request.grace, request.HasField("grace")))
         await self.admission.draining.wait()
         return pb.DrainResponse(live_requests=self.admission.num_active)
+
+    async def load_adapter(
+        self, request: pb.LoadAdapterRequest | Malformed, context: Context
+    ) -> pb.LoadAdapterResponse | Refusal:
+        if isinstance(request, Malformed):
+            return _malformed(request)
+        return await self.adapters.load(request.name, context.time_remaining())
+
+    async def unload_adapter(
+        self, request: pb.UnloadAdapterRequest | Malformed, context: Context
+    ) -> pb.UnloadAdapterResponse | Refusal:
+        if isinstance(request, Malformed):
+            return _malformed(request)
+        return await self.adapters.unload(request.name, context.time_remaining())
+
+    async def list_adapters(
+        self, request: pb.ListAdaptersRequest | Malformed, context: Context
+    ) -> AsyncIterator[pb.ListAdaptersResponse]:
+        if isinstance(request, Malformed):
+            await abort(context, _malformed(request))
+        for engine in self.adapters.all():
+            yield engine
 
 
 def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
@@ -76,9 +99,26 @@ def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
             pb.RemoveEngineResponse.SerializeToString,
         ),
         "GetStatus": unary(
-            servicer.get_status, request_parser(pb.GetStatusRequest), pb.GetStatusResponse.SerializeToString
+            _or_aborted(servicer.get_status),
+            request_parser(pb.GetStatusRequest),
+            pb.GetStatusResponse.SerializeToString,
         ),
         "Drain": unary(servicer.drain, request_parser(pb.DrainRequest), pb.DrainResponse.SerializeToString),
+        "LoadAdapter": unary(
+            _or_aborted(servicer.load_adapter),
+            request_parser(pb.LoadAdapterRequest),
+            pb.LoadAdapterResponse.SerializeToString,
+        ),
+        "UnloadAdapter": unary(
+            _or_aborted(servicer.unload_adapter),
+            request_parser(pb.UnloadAdapterRequest),
+            pb.UnloadAdapterResponse.SerializeToString,
+        ),
+        "ListAdapters": grpc.unary_stream_rpc_method_handler(
+            servicer.list_adapters,
+            request_parser(pb.ListAdaptersRequest),
+            pb.ListAdaptersResponse.SerializeToString,
+        ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(OPERATOR_SERVICE_NAME, handlers),))
 
@@ -86,10 +126,21 @@ def add_to_server(servicer: OperatorServicer, server: grpc.aio.Server) -> None:
 def _answered(
     method: Callable[[RequestT], ResponseT | Refusal],
 ) -> Callable[[RequestT | Malformed, Context], Awaitable[ResponseT]]:
+    """Of a method that needs neither time nor the call's context."""
+
+    async def serve(request: RequestT | Malformed, _context: Context) -> ResponseT | Refusal:
+        return _malformed(request) if isinstance(request, Malformed) else method(request)
+
+    return _or_aborted(serve)
+
+
+def _or_aborted(
+    method: Callable[[RequestT, Context], Awaitable[ResponseT | Refusal]],
+) -> Callable[[RequestT, Context], Awaitable[ResponseT]]:
     """Ends the call with the status of a refusal."""
 
-    async def serve(request: RequestT | Malformed, context: Context) -> ResponseT:
-        answer = _malformed(request) if isinstance(request, Malformed) else method(request)
+    async def serve(request: RequestT, context: Context) -> ResponseT:
+        answer = await method(request, context)
         if isinstance(answer, Refusal):
             await abort(context, answer)
         return answer

@@ -15,6 +15,7 @@ import structlog
 
 from service_runtime.tls import Dialer
 from tokenizer_service.engines.breaker import Breaker, BreakerLimits
+from tokenizer_service.engines.changes import Changes
 from tokenizer_service.engines.command_writer import SessionCall, write_commands
 from tokenizer_service.engines.convert import adapters_of, engine_load, model_info
 from tokenizer_service.engines.hang_watch import HangWatch
@@ -74,6 +75,7 @@ class EngineConnection:
     breaker: Breaker = field(default_factory=lambda: Breaker(BreakerLimits(), time.monotonic))
     model: ModelInfo | None = None
     stub: "engine_pb2_grpc.EngineServiceAsyncStub | None" = None
+    adapters_changed: Changes = field(default_factory=Changes)
     is_draining: bool = False
     is_leaving: bool = False
     _left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,18 +174,12 @@ class EngineConnection:
             _log.debug("engine_session_failed", engine=self.address, error=type(error).__name__)
             was_usable = self._disconnect()
             if not was_usable:
-                await self._note_trouble(stub, error)
+                await self._trouble.after(stub, error)
             return was_usable
         finally:
             self._disconnect()
             call.cancel()
         return True
-
-    async def _note_trouble(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", error: Exception) -> None:
-        if isinstance(error, grpc.aio.AioRpcError):
-            self._trouble.refused(error)
-        else:
-            await self._trouble.ask(stub)
 
     async def _serve_while_alive(
         self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", session: Coroutine[Any, Any, None], model: ModelInfo
@@ -248,6 +244,7 @@ class EngineConnection:
                 self.load.note(engine_load(message.load))
             if message.HasField("adapters") and self.model is not None:
                 self.model = replace(self.model, adapters=adapters_of(message.adapters.adapters))
+                self.adapters_changed.tell()
             self._take(message.step)
 
     def _note_draining(self) -> None:
@@ -290,6 +287,7 @@ class EngineConnection:
         self.model = None
         self.stub = None
         self.is_draining = False
+        self.adapters_changed.tell()
         self.requests.lose_all(loss)
         if was_usable:
             if left_on_purpose:

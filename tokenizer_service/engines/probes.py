@@ -46,6 +46,13 @@ class LinkTrouble:
     _seen: str = ""
     _told: str = ""
 
+    async def after(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub", error: Exception) -> None:
+        """After an attempt that `error` ended."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            self.refused(error)
+        else:
+            await self.ask(stub)
+
     async def ask(self, stub: "engine_pb2_grpc.EngineServiceAsyncStub") -> None:
         """After an attempt that only waited: a call that does not wait says what for."""
         try:

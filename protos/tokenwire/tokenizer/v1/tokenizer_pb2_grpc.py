@@ -326,6 +326,21 @@ class OperatorServiceStub(object):
                 request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/LoadAdapter',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tokenwire.tokenizer.v1.OperatorService/UnloadAdapter',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_stream(
+                '/tokenwire.tokenizer.v1.OperatorService/ListAdapters',
+                request_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -371,6 +386,31 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Every connected engine is asked to load the LoRA adapter that lies in the
+        folder of this name below its own --lora-dir; all at once, each for 60 s at
+        most, less where the call's deadline is nearer. One that refuses hinders no
+        other. INVALID_ARGUMENT for what can be no name, UNAVAILABLE without an
+        engine. Engines that connect later are not asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """The same for forgetting it; running requests keep their adapter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The LoRA adapters of every engine of ListEngines, a message each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -398,6 +438,21 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainRequest.FromString,
                     response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -536,6 +591,87 @@ class OperatorService(object):
             '/tokenwire.tokenizer.v1.OperatorService/Drain',
             tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainRequest.SerializeToString,
             tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/LoadAdapter',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/UnloadAdapter',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tokenwire.tokenizer.v1.OperatorService/ListAdapters',
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersRequest.SerializeToString,
+            tokenwire_dot_tokenizer_dot_v1_dot_tokenizer__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

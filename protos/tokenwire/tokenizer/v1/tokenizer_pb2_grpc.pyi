@@ -184,6 +184,17 @@ class OperatorServiceStub:
     """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
     running ones finish within the grace, the service exits with 0.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.LoadAdapterRequest, _tokenizer_pb2.LoadAdapterResponse]
+    """Every connected engine is asked to load the LoRA adapter that lies in the
+    folder of this name below its own --lora-dir; all at once, each for 60 s at
+    most, less where the call's deadline is nearer. One that refuses hinders no
+    other. INVALID_ARGUMENT for what can be no name, UNAVAILABLE without an
+    engine. Engines that connect later are not asked.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.UnloadAdapterRequest, _tokenizer_pb2.UnloadAdapterResponse]
+    """The same for forgetting it; running requests keep their adapter."""
+    ListAdapters: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.ListAdaptersRequest, _tokenizer_pb2.ListAdaptersResponse]
+    """The LoRA adapters of every engine of ListEngines, a message each."""
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -208,6 +219,17 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
     running ones finish within the grace, the service exits with 0.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.LoadAdapterRequest, _tokenizer_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Every connected engine is asked to load the LoRA adapter that lies in the
+    folder of this name below its own --lora-dir; all at once, each for 60 s at
+    most, less where the call's deadline is nearer. One that refuses hinders no
+    other. INVALID_ARGUMENT for what can be no name, UNAVAILABLE without an
+    engine. Engines that connect later are not asked.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.UnloadAdapterRequest, _tokenizer_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """The same for forgetting it; running requests keep their adapter."""
+    ListAdapters: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.ListAdaptersRequest, _tokenizer_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """The LoRA adapters of every engine of ListEngines, a message each."""
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators of one tokenizer service; on a port of its own, off unless set."""
@@ -259,5 +281,34 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """The same as SIGTERM: health says NOT_SERVING, new requests are refused,
         running ones finish within the grace, the service exits with 0.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _tokenizer_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.LoadAdapterResponse, _abc.Awaitable[_tokenizer_pb2.LoadAdapterResponse]]:
+        """Every connected engine is asked to load the LoRA adapter that lies in the
+        folder of this name below its own --lora-dir; all at once, each for 60 s at
+        most, less where the call's deadline is nearer. One that refuses hinders no
+        other. INVALID_ARGUMENT for what can be no name, UNAVAILABLE without an
+        engine. Engines that connect later are not asked.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _tokenizer_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.UnloadAdapterResponse, _abc.Awaitable[_tokenizer_pb2.UnloadAdapterResponse]]:
+        """The same for forgetting it; running requests keep their adapter."""
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _tokenizer_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.ListAdaptersResponse], _abc.AsyncIterator[_tokenizer_pb2.ListAdaptersResponse]]:
+        """The LoRA adapters of every engine of ListEngines, a message each."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
