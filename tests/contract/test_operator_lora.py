@@ -6,7 +6,9 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -15,7 +17,10 @@ from tests.fixtures.adapters import FOUR, PeftReference, write_adapter
 from tests.fixtures.checkpoints import HIST_VOCAB, write_hist
 from tests.fixtures.http_calls import COMPLETIONS
 from tests.fixtures.lora_fleet import LoraFleet, lora_fleet
-from tests.fixtures.tokenizer_app import default_model, running
+from tests.fixtures.tokenizer_app import default_model, model_info, running
+from tokenwire.engine.v1 import engine_pb2
+from tokenwire.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenwire.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenwire_client.errors import ErrorCode, InvalidRequest, Unavailable
 from tokenwire_client.operator import Operator
 from tokenwire_client.operator_adapters import EngineOutcome
@@ -151,16 +156,62 @@ def test_the_command_shows_each_engine_and_says_when_one_refused(fleet: LoraFlee
 async def test_without_an_engine_it_is_unavailable_and_strange_ones_answer_for_themselves() -> None:
     """An engine that is not connected is listed; one that knows no adapters has its own code."""
     async with running(default_model(), fe.until_cancelled, operator_port=0) as service:
+        target = f"127.0.0.1:{service.app.operator_port}"
+        await asyncio.to_thread(ask_without_engines, target)
 
-        def ask() -> None:
-            with Operator(f"127.0.0.1:{service.app.operator_port}") as operator:
-                (outcome,) = operator.load_adapter("red")
-                assert outcome.error is ErrorCode.UNIMPLEMENTED
-                operator.remove_engine(outcome.address)
-                operator.add_engine("127.0.0.1:1")
-                for call in (operator.load_adapter, operator.unload_adapter):
-                    with pytest.raises(Unavailable, match="no engine is connected"):
-                        call("red")
-                assert [(each.state, each.adapters) for each in operator.adapters()][-1:] == [("connecting", ())]
 
-        await asyncio.to_thread(ask)
+def ask_without_engines(target: str) -> None:
+    with Operator(target) as operator:
+        (outcome,) = operator.load_adapter("red")
+        assert outcome.error is ErrorCode.UNIMPLEMENTED
+        operator.remove_engine(outcome.address)
+        operator.add_engine("127.0.0.1:1")
+        for call in (operator.load_adapter, operator.unload_adapter):
+            with pytest.raises(Unavailable, match="no engine is connected"):
+                call("red")
+        assert [(each.state, each.adapters) for each in operator.adapters()][-1:] == [("connecting", ())]
+
+
+class SlowToTell(fe.FakeEngine):
+    """Says that it has loaded an adapter; its session hears of it when the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(model_info(default_model()), fe.until_cancelled)
+        self.asked = asyncio.Event()
+
+    async def LoadAdapter(self, request: Any, context: Any) -> engine_pb2.LoadAdapterResponse:
+        self.asked.set()
+        return engine_pb2.LoadAdapterResponse(adapter=engine_pb2.LoraAdapter(name=request.name, fingerprint="new"))
+
+    async def tell(self, fingerprint: str) -> None:
+        adapters = engine_pb2.LoraAdapters(adapters=[engine_pb2.LoraAdapter(name="red", fingerprint=fingerprint)])
+        await self.sessions[0].context.write(engine_pb2.SessionResponse(adapters=adapters))
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_the_answer_comes_when_requests_can_rely_on_it(is_lost: bool) -> None:
+    """Not before the session, by whose word requests are routed, has told of the adapter, or has ended."""
+    engine = SlowToTell()
+    await engine.start()
+    try:
+        async with (
+            running(default_model(), fe.until_cancelled, engine=(engine.address,), operator_port=0) as service,
+            grpc.aio.insecure_channel(f"127.0.0.1:{service.app.operator_port}") as channel,
+        ):
+            stub = tokenizer_pb2_grpc.OperatorServiceStub(channel)
+            call = asyncio.create_task(load_red(stub))
+            await engine.asked.wait()
+            await engine.tell("old")
+            for _ in range(20):
+                await stub.ListEngines(pb.ListEnginesRequest())
+            assert not call.done()
+            await (engine.break_sessions() if is_lost else engine.tell("new"))
+            await call
+            assert is_lost or service.app.fleet.router.adapters() == {"red": "new"}
+    finally:
+        await engine.stop()
+
+
+async def load_red(stub: "tokenizer_pb2_grpc.OperatorServiceAsyncStub") -> None:
+    (outcome,) = (await stub.LoadAdapter(pb.LoadAdapterRequest(name="red"))).engines
+    assert not outcome.HasField("error")
