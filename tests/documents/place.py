@@ -157,7 +157,8 @@ def _write_programs(folder: Path, packages: Path) -> None:
     stamp = folder / "ready"
     stamp.touch()
     dry = "|".join(DRY_TARGETS)
-    here = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.documents.background"
+    ours = os.pathsep.join(map(str, (ROOT, ROOT / "protos", ROOT / "client")))
+    here = f"PYTHONPATH={ours} exec {sys.executable} -m tests.documents.background"
     make = f"$(type -ap make | sed -n 2p) --assume-old=pyproject.toml STAMP={stamp} VENV={sys.prefix}"
     extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     programs = {

@@ -36,8 +36,8 @@ DRY_TARGETS = {
 }
 
 # In the default suite engines that pages start do not compute (`--simulate`) but for these: the commands are the point
-# there, and pages that start none are run against the real model.
-COMPUTING = ("README.md",)
+# there (a simulated engine has no adapters), and pages that start none are run against the real model.
+COMPUTING = ("README.md", "lora.md")
 
 # Pages whose services start beside those that other pages find running: on any free ports, not on the default ones.
 SHARING = ("docs/operating.md",)
