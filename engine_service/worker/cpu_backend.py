@@ -38,12 +38,13 @@ from engine_service.worker.kernels.library import KernelLibrary, ThreadTeam
 from engine_service.worker.kernels.row_draw import KernelDraw
 from engine_service.worker.kernels.step_batch import StepBatch
 from engine_service.worker.kernels.weight_formats import weight_format_refusal
+from engine_service.worker.logit_error import NUM_TEXTS, TEXT_TOKENS
 from engine_service.worker.lora.adapter import Adapter, LinearShapes
 from engine_service.worker.memory import free_memory
 from engine_service.worker.plain_config import read_plain_config
 from engine_service.worker.quantized.checkpoint import QuantizedCheckpoint, open_checkpoint
 from engine_service.worker.transfer import DirectTransfer, Transfer
-from engine_service.worker.weight_error import NUM_TEXTS, POOL, TEXT_TOKENS, measure_error
+from engine_service.worker.weight_error import POOL, measure_error
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = {ModelDtype.FLOAT32: torch.float32, ModelDtype.BFLOAT16: torch.bfloat16, ModelDtype.FLOAT16: torch.float16}

@@ -41,6 +41,7 @@ class GenericModel:
     model: TransformersModel
     attention: AttentionKind
     device: torch.device
+    weights: WeightReport | None = None
     row_draw = None
     rows_are_independent = False
 
@@ -72,7 +73,7 @@ class GenericModel:
 
     def build(self, block_size: int, num_blocks: int, max_model_len: int) -> ModelRunner:
         attention = self.attention.build(self._geometry(block_size), num_blocks)
-        return GenericRunner(self.model.paged, attention)
+        return GenericRunner(self.model.paged, attention, self.weights)
 
     def _geometry(self, block_size: int) -> KvGeometry:
         return KvGeometry(self.model.paged.layers, block_size, self.facts.dtype, self.device)
@@ -81,9 +82,8 @@ class GenericModel:
 class GenericRunner:
     """One forward pass of the transformers model a step."""
 
-    weights: WeightReport | None = None
-
-    def __init__(self, model: StepModel, attention: AttentionBackend) -> None:
+    def __init__(self, model: StepModel, attention: AttentionBackend, weights: WeightReport | None = None) -> None:
+        self.weights: WeightReport | None = weights
         self._model = model
         self._attention = attention
 

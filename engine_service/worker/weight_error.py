@@ -8,9 +8,8 @@ import torch
 from engine_service.core.weight_report import LogitError
 from engine_service.worker.kernels.cpu_model import GROUP_SLOTS, CpuModel, PoolSize
 from engine_service.worker.kernels.step_batch import StepBatch
+from engine_service.worker.logit_error import NUM_TEXTS, TEXT_TOKENS, compare_logits, first_tokens
 
-NUM_TEXTS = 4
-TEXT_TOKENS = 16
 # Room for the measured texts, and nothing more.
 POOL = PoolSize(NUM_TEXTS, GROUP_SLOTS)
 
@@ -21,24 +20,12 @@ def measure_error(reference: CpuModel, packed: CpuModel, first_token: int, packe
     texts = _write(reference, first_token)
     expected = reference.step(_batch(texts, 0, POOL.block_size)).logits.clone()
     got = packed.step(_batch(texts, 0, packed_block_size)).logits
-    difference = (got - expected).abs()
-    ours, theirs = got.log_softmax(-1), expected.log_softmax(-1)
-    return LogitError(
-        reference=str(reference.dtype).removeprefix("torch."),
-        positions=texts.numel(),
-        relative=float(difference.norm() / expected.norm()),
-        largest=float(difference.max()),
-        mean=float(difference.mean()),
-        divergence=float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
-        same_best=float((got.argmax(-1) == expected.argmax(-1)).float().mean()),
-    )
+    return compare_logits(expected, got, reference.dtype)
 
 
 def _write(model: CpuModel, first_token: int) -> torch.Tensor:
     """int64 [texts, tokens]."""
-    vocabulary = model.shape.vocabulary
-    firsts = [(first_token + text * vocabulary // NUM_TEXTS) % vocabulary for text in range(NUM_TEXTS)]
-    texts = torch.tensor(firsts).unsqueeze(1)
+    texts = first_tokens(first_token, model.shape.vocabulary)
     while texts.shape[1] < TEXT_TOKENS:
         output = model.step(_batch(texts[:, -1:], texts.shape[1] - 1, POOL.block_size), want_logits=False)
         texts = torch.cat([texts, output.best.unsqueeze(1)], dim=1)

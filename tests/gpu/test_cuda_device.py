@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,13 @@ import torch
 from engine_service.core.sampling import SamplingParams
 from engine_service.worker.attention import KvGeometry, LayerShape
 from engine_service.worker.build import build_worker
-from engine_service.worker.config import CudaOptions, Device, ModelDtype, WorkerConfig
+from engine_service.worker.config import CudaOptions, Device, ModelDtype, WeightFormat, WorkerConfig
+from engine_service.worker.cuda import packed_choice
 from engine_service.worker.cuda.choice import candidates
 from engine_service.worker.cuda.graph_capture import CudaGraphRecorder
+from engine_service.worker.cuda.packed_choice import choose_products
+from engine_service.worker.cuda.packed_linear import PackedLinear, Scratch
+from engine_service.worker.cuda.packed_matrix import pack_matrix, quantise
 from engine_service.worker.cuda.pages import Pages
 from engine_service.worker.cuda.pinned import PinnedTransfer
 from engine_service.worker.cuda.self_test import find_fault
@@ -35,12 +40,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hist(tmp_path_factory.mktemp("hist"), tokenizer=False)
 
 
-def worker_of(folder: Path, dtype: ModelDtype = ModelDtype.BFLOAT16, **cuda: object) -> Worker:
+def worker_of(
+    folder: Path,
+    dtype: ModelDtype = ModelDtype.BFLOAT16,
+    weight_format: WeightFormat = WeightFormat.PLAIN,
+    **cuda: object,
+) -> Worker:
     return build_worker(
         WorkerConfig(
             model_folder=folder,
             device=Device.CUDA,
             dtype=dtype,
+            weight_format=weight_format,
             backend="cuda",
             num_blocks=200,
             max_model_len=2048,
@@ -156,3 +167,39 @@ def test_the_pool_leaves_room_for_the_largest_step(folder: Path) -> None:
     jobs = jobs_of()
     PlanDriver(worker).run(jobs, at_most(128))
     worker.close()
+
+
+def test_graphs_multiply_packed_weights_as_eager_steps_do() -> None:
+    """Few rows by the kernel, many through the one unpacked matrix."""
+    products = choose_products(CUDA, torch.bfloat16, 4, 64)
+    assert products.name == "triton"
+    scratch = Scratch(torch.bfloat16, CUDA)
+    scratch.reserve(256 * 512)
+    matrix = pack_matrix(quantise(torch.randn(256, 512, device=CUDA), 4, 64), 4)
+    linear = PackedLinear(matrix, None, None, products, scratch)
+    for rows in (4, 100):
+        inputs = torch.zeros(rows, 512, device=CUDA, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            again = CudaGraphRecorder(CUDA).record(partial(lambda held: (linear(held),), inputs))
+            inputs.normal_()
+            assert torch.equal(again()[0], linear(inputs))
+
+
+@pytest.mark.parametrize("weight_format", [WeightFormat.INT4, WeightFormat.INT8])
+def test_packed_weights_decode_as_unpacked_ones(
+    folder: Path, weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel, and as if there were none: the measured errors are alike, and nearly all tokens."""
+    found = []
+    for without in (False, True):
+        if without:
+            monkeypatch.setattr(packed_choice, "has_triton", lambda: False)
+        worker = worker_of(folder, weight_format=weight_format)
+        assert worker.info.weights is not None
+        assert worker.info.weights.error is not None
+        found.append((PlanDriver(worker).run(jobs_of(), at_most(64)), worker.info.weights.error.relative))
+        worker.close()
+    (kernel, error), (unpacked, other) = found
+    assert error == pytest.approx(other, rel=0.2)
+    firsts = [(ours[0], theirs[0]) for ours, theirs in zip(kernel, unpacked, strict=True)]
+    assert sum(ours == theirs for ours, theirs in firsts) >= len(firsts) - 1

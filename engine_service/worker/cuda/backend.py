@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_service.core.weight_report import WeightReport
 from engine_service.worker.attention import KvGeometry
 from engine_service.worker.backend import LoadedModel, ModelFacts, ModelRunner
 from engine_service.worker.config import CudaOptions, Device, WorkerConfig
 from engine_service.worker.cpu_facts import CPU_PREFILL_PER_DECODE, num_threads
 from engine_service.worker.cuda.attention import PagedAttention
 from engine_service.worker.cuda.choice import Choice, candidates, choose_kernel
-from engine_service.worker.cuda.fused_loader import load_fused
-from engine_service.worker.cuda.fused_model import FusedDecoder
+from engine_service.worker.cuda.fused_loader import LoadedDecoder, load_fused
 from engine_service.worker.cuda.graph_capture import recorder_for
 from engine_service.worker.cuda.graph_sizes import graph_sizes
 from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces, torch_compiler
@@ -44,25 +44,31 @@ class CudaBackend:
     devices = frozenset({Device.CUDA, Device.CPU})
 
     def load(self, config: WorkerConfig) -> LoadedModel:
-        config.require_plain_weights("the cuda backend keeps weights as they are")
         torch.set_num_threads(num_threads(config.threads))
         device = torch_device(config.device)
         fused = _load_fused(config, device)
         if not isinstance(fused, Unsupported):
-            return serve(*fused, config, device)
+            return serve(fused.model, fused.facts, config, device, fused.weights)
+        config.require_plain_weights(fused.reason)
         _LOG.warning("%s: transformers' layers compute", fused.reason)
         model = load_model(config.model_folder, config.dtype, device, config.max_model_len)
         return serve(model.paged, model.facts, config, device)
 
 
-def _load_fused(config: WorkerConfig, device: torch.device) -> tuple[FusedDecoder, ModelFacts] | Unsupported:
+def _load_fused(config: WorkerConfig, device: torch.device) -> LoadedDecoder | Unsupported:
     if config.max_loras:
-        return Unsupported("LoRA adapters change layers one by one")
+        return Unsupported(f"max_loras is {config.max_loras}, and LoRA adapters change layers one by one")
     return load_fused(config, device, compiled_pieces(torch_compiler) if config.cuda.compile else plain_pieces())
 
 
-def serve(model: StepModel, facts: ModelFacts, config: WorkerConfig, device: torch.device) -> LoadedModel:
-    """Choose the attention of a model that lies on the device."""
+def serve(
+    model: StepModel,
+    facts: ModelFacts,
+    config: WorkerConfig,
+    device: torch.device,
+    weights: WeightReport | None = None,
+) -> LoadedModel:
+    """Choose the attention of a model that lies on the device. `weights`: how it has them, if they are packed."""
     layers, dtype = model.layers, facts.dtype
     kernels = candidates(device, batch_invariant=config.cuda.batch_invariant)
     choice = choose_kernel(kernels, layers, dtype, device, config.block_size, find_fault)
@@ -71,9 +77,9 @@ def serve(model: StepModel, facts: ModelFacts, config: WorkerConfig, device: tor
         _LOG.warning("attention is not by %s: %s", passed.kernel, passed.reason)
     if isinstance(choice, Choice):
         bounds = StepBounds(config.max_num_requests, config.step_token_budget)
-        return CudaModel(model, facts, device, choice, config.cuda, bounds)
+        return CudaModel(model, facts, device, choice, config.cuda, bounds, weights)
     _LOG.warning("attention in plain torch, many times slower")
-    return GenericModel("torch", TransformersModel(model, facts), TorchAttentionKind(), device)
+    return GenericModel("torch", TransformersModel(model, facts), TorchAttentionKind(), device, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,7 @@ class CudaModel:
     choice: Choice
     options: CudaOptions
     bounds: StepBounds
+    weights: WeightReport | None = None
     name = "cuda"
     rows_are_independent = False
     row_draw = None
@@ -148,7 +155,7 @@ class CudaModel:
             static = StaticStep(sizes[-1], width, block_size, num_blocks, self.device)
             plan = GraphPlan(sizes, static, recorder_for(self.device), max_model_len)
         _LOG.info("attention by %s, %d decode graphs", self.choice.kernel.name, len(sizes))
-        return CudaRunner(self.model, attention, plan)
+        return CudaRunner(self.model, attention, plan, self.weights)
 
     def _geometry(self) -> KvGeometry:
         return KvGeometry(self.model.layers, self.choice.pages.block_size, self.facts.dtype, self.device)

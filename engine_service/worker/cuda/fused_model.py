@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional
 
 from engine_service.worker.attention import LayerShape
+from engine_service.worker.cuda.linear import Linear, MakeLinear, plain_linear
 from engine_service.worker.cuda.pieces import Pieces
+from engine_service.worker.cuda.weight_source import WeightSource
 from engine_service.worker.kernels.decoder_shape import DecoderShape
 from engine_service.worker.lora.adapter import LinearShape
 from engine_service.worker.lora.linear_hooks import AdapterRows, LinearHooks
@@ -25,15 +27,13 @@ class FusedLayer:
     """One layer on the device. `qkv` and `gate_up` are rows of several matrices one after the other."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Linear
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class FusedDecoder:
@@ -47,9 +47,11 @@ class FusedDecoder:
         dtype: torch.dtype,
         device: torch.device,
         pieces: Pieces,
+        make: MakeLinear = plain_linear,
     ) -> None:
-        """Copies `weights` layer by layer. KeyError for one that is missing, ValueError for one of another shape."""
-        source = _Source(weights, dtype, device)
+        """Copies `weights` layer by layer; `make` decides how the layers' matrices are kept. KeyError for one that is
+        missing, ValueError for one of another shape."""
+        source = WeightSource(weights, dtype, device)
         table = (shape.vocabulary, shape.hidden)
         self._shape = shape
         self._pieces = pieces
@@ -57,13 +59,19 @@ class FusedDecoder:
         self._head = self._embedding if shape.tied_head else source.take("lm_head.weight", *table)
         self._norm = source.take("model.norm.weight", shape.hidden)
         self._cosine, self._sine = (table.to(device=device, dtype=dtype) for table in rotary)
-        self._layers = [_fuse(source, layer, shape) for layer in range(shape.layers)]
+        self._layers = [_fuse(source, layer, shape, make) for layer in range(shape.layers)]
         self.layers = tuple(
             LayerShape(
                 shape.query_heads, shape.kv_heads, shape.head_size, shape.head_size, shape.head_size**-0.5, window
             )
             for window in shape.windows
         )
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of the layers' matrices, as they are kept."""
+        matrices = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in self._layers]
+        return sum(matrix.nbytes for layer in matrices for matrix in layer)
 
     @property
     def adapters(self) -> LinearHooks:
@@ -88,9 +96,9 @@ class FusedDecoder:
         normed = pieces.norm(hidden, self._layers[0].input_norm, epsilon)
         for number, layer in enumerate(self._layers):
             attended = self._attend(number, layer, normed, cosine, sine, context)
-            added = functional.linear(attended, layer.output, layer.output_bias)
+            added = layer.output(attended)
             hidden, normed = pieces.add_norm(hidden, added, layer.post_norm, epsilon)
-            added = functional.linear(pieces.gate(functional.linear(normed, layer.gate_up)), layer.down)
+            added = layer.down(pieces.gate(layer.gate_up(normed)))
             if number + 1 < len(self._layers):
                 hidden, normed = pieces.add_norm(hidden, added, self._layers[number + 1].input_norm, epsilon)
         last = hidden.index_select(0, rows) + added.index_select(0, rows)
@@ -107,7 +115,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """[T, hidden] -> [T, query heads * head size]."""
         shape = self._shape
-        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, shape.head_size)
+        heads = layer.qkv(normed).view(len(normed), -1, shape.head_size)
         queries, keys = heads[:, : shape.query_heads], heads[:, shape.query_heads : -shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = self._pieces.norm(queries, layer.query_norm, shape.epsilon)
@@ -129,30 +137,7 @@ def _as_called(heads: torch.Tensor) -> torch.Tensor:
     return heads.transpose(0, 1).unsqueeze(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A checkpoint's tensors, brought to the device one by one."""
-
-    weights: Mapping[str, torch.Tensor]
-    dtype: torch.dtype
-    device: torch.device
-
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        found = self.weights[name]
-        if found.shape != shape:
-            sizes = (" x ".join(map(str, each)) for each in (found.shape, shape))
-            raise ValueError(f"weights {name} are {next(sizes)}, not {next(sizes)}")
-        return found.to(device=self.device, dtype=self.dtype)
-
-    def take_if_there(self, name: str, *shape: int) -> torch.Tensor | None:
-        return self.take(name, *shape) if name in self.weights else None
-
-    def join(self, names: Mapping[str, int], *columns: int) -> torch.Tensor:
-        """Name -> rows, one after the other."""
-        return torch.cat([self.take(name, rows, *columns) for name, rows in names.items()])
-
-
-def _fuse(source: _Source, layer: int, shape: DecoderShape) -> FusedLayer:
+def _fuse(source: WeightSource, layer: int, shape: DecoderShape, make: MakeLinear) -> FusedLayer:
     prefix = f"model.layers.{layer}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     query_rows, key_rows = shape.query_heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -160,15 +145,15 @@ def _fuse(source: _Source, layer: int, shape: DecoderShape) -> FusedLayer:
     hidden, middle = shape.hidden, shape.intermediate
     has_bias = f"{attention}.q_proj.bias" in source.weights
     biases = {f"{attention}.{name}_proj.bias": count for name, count in rows.items()}
+    qkv = {f"{attention}.{name}_proj.weight": count for name, count in rows.items()}
+    output_bias = source.take_if_there(f"{attention}.o_proj.bias", hidden)
     return FusedLayer(
         input_norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=source.join({f"{attention}.{name}_proj.weight": count for name, count in rows.items()}, hidden),
-        qkv_bias=source.join(biases) if has_bias else None,
+        qkv=make(source, qkv, hidden, source.join(biases) if has_bias else None),
         query_norm=source.take(f"{attention}.q_norm.weight", shape.head_size) if shape.head_norms else None,
         key_norm=source.take(f"{attention}.k_norm.weight", shape.head_size) if shape.head_norms else None,
-        output=source.take(f"{attention}.o_proj.weight", hidden, query_rows),
-        output_bias=source.take_if_there(f"{attention}.o_proj.bias", hidden),
+        output=make(source, {f"{attention}.o_proj.weight": hidden}, query_rows, output_bias),
         post_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=source.join({f"{mlp}.gate_proj.weight": middle, f"{mlp}.up_proj.weight": middle}, hidden),
-        down=source.take(f"{mlp}.down_proj.weight", hidden, middle),
+        gate_up=make(source, {f"{mlp}.gate_proj.weight": middle, f"{mlp}.up_proj.weight": middle}, hidden, None),
+        down=make(source, {f"{mlp}.down_proj.weight": hidden}, middle, None),
     )

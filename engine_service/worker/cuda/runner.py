@@ -32,9 +32,14 @@ class GraphPlan:
 class CudaRunner:
     """One forward pass a step. Without a `plan` there are no graphs."""
 
-    weights: WeightReport | None = None
-
-    def __init__(self, model: StepModel, attention: PagedAttention, plan: GraphPlan | None) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        attention: PagedAttention,
+        plan: GraphPlan | None,
+        weights: WeightReport | None = None,
+    ) -> None:
+        self.weights: WeightReport | None = weights
         self._model = model
         self._attention = attention
         self._graphs = None if plan is None else _record(model, attention, plan)

@@ -37,9 +37,16 @@ def test_a_device_that_is_not_there_is_an_error_in_words(folder: Path, monkeypat
         build(folder, device=Device.CUDA)
 
 
-def test_lossy_weights_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="weight_format int4 cannot be served: the cuda backend keeps weights"):
-        build(folder, weight_format=WeightFormat.INT4)
+def test_lossy_weights_beside_adapters_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="weight_format int4 cannot be served: max_loras is 2, and LoRA adapters"):
+        build(folder, weight_format=WeightFormat.INT4, max_loras=2)
+
+
+def test_lossy_weights_of_transformers_own_layers_are_refused(tmp_path: Path) -> None:
+    config = tf.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=512, eos_token_id=None)
+    folder = write_random_model(tmp_path, tf.GPT2LMHeadModel, config)
+    with pytest.raises(ValueError, match="weight_format int8 cannot be served: models of type gpt2 have no fused"):
+        build(folder, weight_format=WeightFormat.INT8)
 
 
 def test_without_a_kernel_plain_torch_attends_and_says_why(
@@ -49,6 +56,10 @@ def test_without_a_kernel_plain_torch_attends_and_says_why(
     with caplog.at_level(logging.WARNING):
         assert build(folder).info.backend == "torch"
     assert "attention is not by quick: it is Monday" in caplog.text
+    worker = build(folder, weight_format=WeightFormat.INT8)
+    assert worker.info.backend == "torch"
+    assert worker.info.weights is not None
+    assert worker.info.weights.kept == "int8"
 
 
 def test_a_promise_without_graphs_is_refused(folder: Path) -> None:
