@@ -33,8 +33,7 @@ def texts(worker: Worker) -> list[list[int]]:
     return PlanDriver(worker).run([Job(list(prompt), params) for prompt in PROMPTS], at_most(4))
 
 
-@pytest.mark.parametrize("graphs", [512, 0])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "graphs"), [*((name, 512) for name in FORMATS), ("gptq", 0), ("integers", 0)])
 def test_codes_of_a_checkpoint_are_kept(tmp_path: Path, name: str, graphs: int) -> None:
     """Every format, act-order with another order for each matrix of a joined one, in float32: the same tokens."""
     bits = FORMATS[name].options.get("bits", 4)
