@@ -23,7 +23,7 @@ from benchmarks.gpu.speed import ModelCosts, Sizes
 from benchmarks.gpu.stopwatch import Stopwatch
 from engine_service.worker.backend import LoadedModel
 from engine_service.worker.build import assemble_worker
-from engine_service.worker.config import CudaOptions, Device, WorkerConfig
+from engine_service.worker.config import CudaOptions, Device, WeightFormat, WorkerConfig
 from engine_service.worker.cuda.backend import CudaModel, serve
 from engine_service.worker.ranks import NoOtherRanks, RankPool
 from engine_service.worker.worker import Worker
@@ -32,6 +32,7 @@ _SIZES = Sizes(batches=(1, 8, 64, 256), context=512, prefills=(512, 1024, 2048, 
 _TINY = Sizes(batches=(1, 3), context=20, prefills=(32, 64), steps=2, budget=64)
 _TEST_SECONDS = 150.0
 _EQUALITY_LENGTH = 1024
+_MOST_PACKED = 64  # requests at once that packed weights are timed with
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ def _check(setup: Setup, folder: Path | None, *, run_tests: bool, compiled: bool
     equalities += _equalities(setup, model)
     timings = _timings(setup, model, limits)
     loaded = _serve(setup, model, setup.config(True, setup.sizes.budget, 1))
+    # Last, as each overwrites the model's weights; from more bits to fewer.
+    for weight_format in (WeightFormat.INT8, WeightFormat.INT4):
+        packed = models.packed(model, weight_format, setup.device, compiled=compiled)
+        equalities += _equalities(setup, packed, both=False)
+        timings += _packed_timings(setup, packed, weight_format.value, limits)
     return Report(
         device=torch.cuda.get_device_name() if setup.device.type == "cuda" else "cpu",
         torch=torch.__version__,
@@ -115,9 +121,9 @@ def _without_output(tests: DeviceTests | None) -> DeviceTests | None:
     return tests if tests is None or not tests.passed else replace(tests, output=tests.output.splitlines()[-1])
 
 
-def _equalities(setup: Setup, model: models.CheckedModel) -> Iterator[Equality]:
-    """With graphs and without."""
-    for graphs in (True, False):
+def _equalities(setup: Setup, model: models.CheckedModel, *, both: bool = True) -> Iterator[Equality]:
+    """With graphs, and without if `both`."""
+    for graphs in (True, False) if both else (True,):
         length = min(_EQUALITY_LENGTH, model.facts.max_model_len)
         config = setup.config(graphs, length, requests=8)
         loaded = _serve(setup, model, config)
@@ -137,13 +143,25 @@ def _timings(setup: Setup, model: models.CheckedModel, limits: ceilings.Ceilings
         config = setup.config(graphs, length, max(sizes.batches))
         return assemble_worker(config, _serve(setup, model, config), NoOtherRanks())
 
-    geometry = model.model.layers
-    kv_numbers = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in geometry)
-    item = model.facts.dtype.itemsize
-    costs = ModelCosts(model.weight_bytes, model.weight_bytes // item, kv_numbers * item)
+    costs = _costs(model)
     timings = speed.time_decodes(build, sizes, costs, limits, setup.watch)
     fitting = replace(sizes, prefills=[size for size in sizes.prefills if size <= length])
     return timings + speed.time_prefills(build, fitting, costs, limits, setup.watch)
+
+
+def _packed_timings(
+    setup: Setup, model: models.CheckedModel, what: str, limits: ceilings.Ceilings
+) -> list[speed.Timing]:
+    sizes = replace(setup.sizes, batches=[batch for batch in setup.sizes.batches if batch <= _MOST_PACKED])
+    length = min(sizes.context + 4 * sizes.steps + 17, model.facts.max_model_len)
+    config = setup.config(True, length, max(sizes.batches))
+    worker = assemble_worker(config, _serve(setup, model, config), NoOtherRanks())
+    return speed.time_packed(what, worker, sizes, _costs(model), limits, setup.watch)
+
+
+def _costs(model: models.CheckedModel) -> ModelCosts:
+    kv_numbers = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in model.model.layers)
+    return ModelCosts(model.weight_bytes, model.num_weights, kv_numbers * model.facts.dtype.itemsize)
 
 
 def _serve(setup: Setup, model: models.CheckedModel, config: WorkerConfig) -> LoadedModel:

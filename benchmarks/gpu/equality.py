@@ -3,7 +3,6 @@
 Must not know: timing, the worker's queue of plans.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +83,7 @@ def check_equality(
     counts = [len(logits) for logits in seen]
     with model.as_transformers_has_it() as bare:
         own = torch.cat([_logits(bare, tokens, count) for tokens, count in zip(sequences, counts, strict=True)])
-        exact = copy.deepcopy(bare).float()
+        exact = model.exact()
     expected = torch.cat([_logits(exact, tokens, count) for tokens, count in zip(sequences, counts, strict=True)])
     return _compare(model.name, attention, torch.cat(seen), own, expected)
 

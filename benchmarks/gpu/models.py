@@ -4,6 +4,7 @@ Both attend by our interface and, for comparison, by transformers' own attention
 Must not know: workers, timing.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.packed_matrices import PackedMatrices
 from engine_service.worker.backend import ModelFacts
-from engine_service.worker.cuda.fused_loader import fused_decoder
-from engine_service.worker.cuda.pieces import compiled_pieces, plain_pieces, torch_compiler
+from engine_service.worker.config import WeightFormat
+from engine_service.worker.cuda.fused_loader import fused_decoder, packed_linears
+from engine_service.worker.cuda.pieces import Pieces, compiled_pieces, plain_pieces, torch_compiler
 from engine_service.worker.kernels.decoder_shape import Unsupported, decoder_shape
 from engine_service.worker.model_loader import serve_model
 from engine_service.worker.paged_model import ATTENTION_NAME, StepModel, register_attention
@@ -26,19 +29,34 @@ _SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """`bare` is the transformers model, `model` what serves: a fused decoder of its weights where there is one."""
+    """`bare` is the transformers model, `model` what serves: a fused decoder of its weights where there is one.
+    `packed`: the layers' matrices that it has in few bits."""
 
     name: str
     bare: Any
     model: StepModel
     facts: ModelFacts
+    packed: PackedMatrices | None = None
+
+    @property
+    def num_weights(self) -> int:
+        """In all matrices that a decode step reads; of the embedding it reads a few rows, unless it is the head too."""
+        total = sum(int(parameter.numel()) for parameter in self.bare.parameters())
+        is_tied = bool(self.bare.config.tie_word_embeddings)
+        return total if is_tied else total - int(self.bare.get_input_embeddings().weight.numel())
 
     @property
     def weight_bytes(self) -> int:
-        """Of all matrices that a decode step reads; of the embedding it reads a few rows, unless it is the head too."""
-        total = sum(int(parameter.nbytes) for parameter in self.bare.parameters())
-        is_tied = bool(self.bare.config.tie_word_embeddings)
-        return total if is_tied else total - int(self.bare.get_input_embeddings().weight.nbytes)
+        """What those take."""
+        plain, item = self.num_weights, self.facts.dtype.itemsize
+        return plain * item if self.packed is None else (plain - self.packed.num_weights) * item + self.packed.nbytes
+
+    def exact(self) -> Any:
+        """transformers' model in float32; packed weights as they are, not rounded to the model's number type."""
+        copied = copy.deepcopy(self.bare).float()
+        if self.packed is not None:
+            self.packed.write(copied.state_dict())
+        return copied
 
     @contextmanager
     def as_transformers_has_it(self) -> Iterator[Any]:
@@ -79,13 +97,30 @@ def of_folder(folder: Path, device: torch.device, *, compiled: bool) -> CheckedM
     return _checked(folder.name, model, device, compiled=compiled)
 
 
+def packed(model: CheckedModel, weight_format: WeightFormat, device: torch.device, *, compiled: bool) -> CheckedModel:
+    """The same model with the layers' weights in few bits. `model` itself can be used no more: transformers' weights
+    become those that the codes mean."""
+    shape = decoder_shape(model.bare.config)
+    assert not isinstance(shape, Unsupported)
+    make = packed_linears(weight_format, model.facts.dtype, device)
+    matrices = PackedMatrices(make)
+    weights = model.bare.state_dict()
+    decoder = fused_decoder(weights, model.bare.config, shape, model.facts, device, _pieces(compiled), matrices)
+    matrices.write(weights)
+    name = f"{model.name}, {weight_format.value} by {make.products.name}"
+    return CheckedModel(name, model.bare, decoder, model.facts, matrices)
+
+
+def _pieces(compiled: bool) -> Pieces:
+    return compiled_pieces(torch_compiler) if compiled else plain_pieces()
+
+
 def _checked(name: str, bare: Any, device: torch.device, *, compiled: bool) -> CheckedModel:
     served = serve_model(bare, device, ())
     shape = decoder_shape(bare.config)
     if isinstance(shape, Unsupported):
         return CheckedModel(name, bare, served.paged, served.facts)
-    pieces = compiled_pieces(torch_compiler) if compiled else plain_pieces()
-    decoder = fused_decoder(bare.state_dict(), bare.config, shape, served.facts, device, pieces)
+    decoder = fused_decoder(bare.state_dict(), bare.config, shape, served.facts, device, _pieces(compiled))
     return CheckedModel(name, bare, decoder, served.facts)
 
 

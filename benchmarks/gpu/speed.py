@@ -67,8 +67,21 @@ def time_decodes(
     return found
 
 
+def time_packed(
+    what: str, worker: Worker, sizes: Sizes, costs: ModelCosts, ceilings: Ceilings, watch: Stopwatch
+) -> list[Timing]:
+    """Decode steps by graphs of a worker whose weights are packed."""
+    return _decodes_of(worker, True, sizes, costs, ceilings, watch, what)
+
+
 def _decodes_of(
-    worker: Worker, graphs: bool, sizes: Sizes, costs: ModelCosts, ceilings: Ceilings, watch: Stopwatch
+    worker: Worker,
+    graphs: bool,
+    sizes: Sizes,
+    costs: ModelCosts,
+    ceilings: Ceilings,
+    watch: Stopwatch,
+    what: str = "decode",
 ) -> list[Timing]:
     found = []
     for batch in sizes.batches:
@@ -79,7 +92,7 @@ def _decodes_of(
             requests.decode(_WARM_UP_STEPS, overlap=overlap)
             run = partial(requests.decode, sizes.steps, overlap=overlap)
             seconds = watch.seconds(run, repeats=1, warm_ups=0) / sizes.steps
-            found.append(Timing("decode", batch, graphs, overlap, seconds, moved / ceilings.bandwidth))
+            found.append(Timing(what, batch, graphs, overlap, seconds, moved / ceilings.bandwidth))
         requests.leave()
     worker.close()
     return found

@@ -16,9 +16,11 @@ from benchmarks.gpu.device_tests import DeviceTests
 from benchmarks.gpu.equality import Equality
 from benchmarks.gpu.report import Report
 from engine_service.worker.attention import LayerShape
-from engine_service.worker.config import Device, WorkerConfig
+from engine_service.worker.config import Device, WeightFormat, WorkerConfig
 from engine_service.worker.cuda import dense
 from engine_service.worker.cuda.backend import serve
+from engine_service.worker.cuda.packed_linear import TorchProducts
+from engine_service.worker.cuda.packed_matrix import PackedMatrix, unpack_into
 from engine_service.worker.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -53,7 +55,12 @@ def test_the_rehearsal_holds_and_reports_every_part(tmp_path: Path) -> None:
     assert all(part["positions"] > 40 and part["others"] == 0 for part in found["equalities"])
     timings = {(row["what"], row["tokens"], row["graphs"], row["overlap"]) for row in found["timings"]}
     decodes = {("decode", batch, graphs, overlap) for batch in (1, 3) for graphs in (1, 0) for overlap in (1, 0)}
-    assert timings == decodes | {("prefill", 32, False, False), ("prefill", 64, False, False)}
+    packed = {(kept, batch, True, overlap) for kept in ("int8", "int4") for batch in (1, 3) for overlap in (1, 0)}
+    assert timings == decodes | packed | {("prefill", 32, False, False), ("prefill", 64, False, False)}
+    checked = [part["model"] for part in found["equalities"]]
+    assert checked == [*["tiny random"] * 2, "tiny random, int8 by torch", "tiny random, int4 by torch"]
+    floors = {row["what"]: row["floor"] for row in found["timings"] if row["tokens"] == 1}
+    assert floors["int4"] < floors["int8"] < floors["decode"]
     assert all(row["seconds"] > 0 and row["floor"] > 0 for row in found["timings"])
     assert "HOLDS after" in done.stdout
 
@@ -90,6 +97,22 @@ def test_a_wrong_kernel_is_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     found = equality.check_equality(model, loaded, config, pool, "dense")
     assert not found.holds
     assert found.largest_error > 10 * found.tolerance
+
+
+def test_wrong_packed_weights_are_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights a little larger than the codes mean."""
+    model = models.random_llama(CPU, torch.float32, tiny=True, compiled=False)
+    config = WorkerConfig(model_folder=Path(), device=Device.CPU, max_num_requests=8, step_token_budget=512)
+    packed = models.packed(model, WeightFormat.INT4, CPU, compiled=False)
+    loaded = serve(packed.model, packed.facts, config, CPU)
+    assert equality.check_equality(packed, loaded, config, RankPool(16, 64, 64), "dense").holds
+
+    def larger(products: TorchProducts, matrix: PackedMatrix, out: torch.Tensor) -> None:
+        unpack_into(matrix, out)
+        out *= 1.05
+
+    monkeypatch.setattr(TorchProducts, "unpack", larger)
+    assert not equality.check_equality(packed, loaded, config, RankPool(16, 64, 64), "dense").holds
 
 
 @pytest.mark.parametrize(
