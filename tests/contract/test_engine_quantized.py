@@ -13,13 +13,19 @@ from tests.fixtures.quantized import write_quantized
 from tokenwire.engine.v1 import engine_pb2, engine_pb2_grpc
 
 
-def test_weights_are_one_event_and_part_of_the_model_information(tmp_path: Path) -> None:
-    write_quantized(tmp_path, "awq")
-    with started_engine(tmp_path, "--num-blocks=16", "--dtype=bfloat16", "--weight-format=int4") as engine:
+@pytest.mark.parametrize(
+    ("name", "source", "kept"),
+    [("awq", "awq, 4 bits, groups of 32", "int4"), ("integers", "int-quantized, 8 bits, one scale a row", "int8")],
+)
+def test_weights_are_one_event_and_part_of_the_model_information(
+    tmp_path: Path, name: str, source: str, kept: str
+) -> None:
+    write_quantized(tmp_path, name)
+    with started_engine(tmp_path, "--num-blocks=16", "--dtype=bfloat16", f"--weight-format={kept}") as engine:
         event = engine.wait_event("weights")
         with grpc.insecure_channel(engine.address) as channel:
             info = engine_pb2_grpc.EngineServiceStub(channel).GetModelInfo(engine_pb2.GetModelInfoRequest(), timeout=10)
-    assert (info.weights.source, info.weights.kept) == ("awq, 4 bits, groups of 32", "int4")
+    assert (info.weights.source, info.weights.kept) == (source, kept)
     assert (info.weights.error.reference, info.weights.error.positions) == ("float32", 64)
     assert 0.0 < info.weights.error.relative < 0.05
     told = {name: event[name] for name in ("source", "kept", "relative", "largest", "divergence", "same_best")}
@@ -27,7 +33,7 @@ def test_weights_are_one_event_and_part_of_the_model_information(tmp_path: Path)
     said = {name: getattr(error, name) for name in ("relative", "largest", "divergence", "same_best")}
     assert told == {"source": info.weights.source, "kept": info.weights.kept, **said}
     # Other tokens than with weights kept otherwise: such engines do not go on with each other's requests.
-    assert info.weights_fingerprint.endswith("-int4")
+    assert info.weights_fingerprint.endswith(f"-{kept}")
 
 
 @pytest.mark.parametrize(

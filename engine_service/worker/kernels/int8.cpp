@@ -1,4 +1,4 @@
-// Quantizing to eight bits, and the sum of a product's groups (see int8.hpp).
+// Quantizing and packing to eight bits (see int8.hpp).
 // Must not know: models, which product this is.
 #include "int8.hpp"
 
@@ -7,44 +7,10 @@
 namespace tokenwire {
 namespace {
 
-// The unsigned code whose q is 0.
-constexpr int kMiddle = 128;
-// Scales are kept times this in half precision, which would have few bits for them otherwise.
-constexpr float kScaleFactor = 256.0f;
-
 // Where the q of a group's k-th input and a column lies.
 int8_t& place_of(uint8_t* codes, int column, int k) {
     const ptrdiff_t step = static_cast<ptrdiff_t>(k / 2) * 2 * kTileColumns;
     return reinterpret_cast<int8_t*>(codes)[step + column * 2 + k % 2];
-}
-
-// Of 16 columns from the p-th.
-struct Head {
-    F16 scale, middle;
-
-    Head(const Int8Layout& layout, const uint8_t* group, int p) {
-        if (layout.exact) {
-            const float* scales = reinterpret_cast<const float*>(group) + p;
-            scale = load(scales);
-            middle = load(scales + kTileColumns);
-        } else {
-            const uint16_t* scales = reinterpret_cast<const uint16_t*>(group) + p;
-            scale = load_half(scales) * set1(1.0f / kScaleFactor);
-            middle = fma(scale, set1(kMiddle), load(reinterpret_cast<const bf16*>(scales + kTileColumns)));
-        }
-    }
-};
-
-// tile += scale * products + middle * sum of the row's group, for each row and column.
-void add_group(const Int8Layout& layout, const uint8_t* group, const float* products, const float* sums, int height,
-               float* tile) {
-    const Head left(layout, group, 0), right(layout, group, kLanes);
-    for (int r = 0; r < height; ++r, products += kTileColumns, tile += kTileColumns, sums += layout.groups) {
-        const F16 sum = set1(*sums);
-        store(tile, fma(left.middle, sum, fma(left.scale, load(products), load(tile))));
-        float* upper = tile + kLanes;
-        store(upper, fma(right.middle, sum, fma(right.scale, load(products + kLanes), load(upper))));
-    }
 }
 
 }  // namespace
@@ -99,7 +65,7 @@ void PackedInt8::quantize_column(const bf16* row, uint8_t* block, int column) co
         for (int k = 0; k < kGroupInputs; ++k) {
             const float exact = scale > 0.0f ? (to_float(row[k]) - low) / scale : 0.0f;
             const float code = std::min(255.0f, std::max(0.0f, std::nearbyint(exact)));
-            place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(static_cast<int>(code) - kMiddle);
+            place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(static_cast<int>(code) - kMiddleCode);
         }
     }
 }
@@ -109,21 +75,10 @@ void PackedInt8::pack_column(const uint8_t* codes, const float* scales, const fl
     for (int g = 0; g < layout_.groups; ++g, codes += layout_.group_inputs, block += layout_.group_bytes()) {
         float* head = reinterpret_cast<float*>(block);
         head[column] = scales[g];
-        head[kTileColumns + column] = scales[g] * (static_cast<float>(kMiddle) - zeros[g]);
+        head[kTileColumns + column] = scales[g] * (static_cast<float>(kMiddleCode) - zeros[g]);
         for (int k = 0; k < layout_.group_inputs; ++k) {
-            place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(codes[k] - kMiddle);
+            place_of(block + layout_.head_bytes(), column, k) = static_cast<int8_t>(codes[k] - kMiddleCode);
         }
-    }
-}
-
-void multiply_int8_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, const Int8Layout& layout,
-                        const uint8_t* block, int height, float* tile) {
-    alignas(64) float products[PackedInt8::kTileRows * kTileColumns];
-    std::fill_n(tile, height * kTileColumns, 0.0f);
-    for (int g = 0; g < layout.groups; ++g, block += layout.group_bytes(), act += layout.group_inputs) {
-        const int8_t* codes = reinterpret_cast<const int8_t*>(block + layout.head_bytes());
-        multiply_int8_codes(act, stride, codes, layout.steps(), height, products);
-        add_group(layout, block, products, sums + g, height, tile);
     }
 }
 

@@ -12,8 +12,13 @@
 
 namespace tokenwire {
 
+// The unsigned code whose q is 0.
+constexpr int kMiddleCode = 128;
+// Scales are kept times this in half precision, which would have few bits for them otherwise.
+constexpr float kScaleFactor = 256.0f;
+
 // How a block of a matrix lies. A group begins with scales and middles in float (`exact`, for codes that are given), or
-// with 256 times the scales in half precision and the least weights in bf16.
+// with the scales times kScaleFactor in half precision and the least weights in bf16.
 struct Int8Layout {
     int groups = 0;
     int group_inputs = 0;
@@ -30,9 +35,25 @@ struct Int8Layout {
 void multiply_int8_tile(const Act<bf16>* act, ptrdiff_t stride, const float* sums, const Int8Layout& layout,
                         const uint8_t* block, int height, float* tile);
 
-// products [height][32] = `height` rows x the q of a group, which has `steps` pairs of inputs.
-void multiply_int8_codes(const Act<bf16>* act, ptrdiff_t stride, const int8_t* codes, int steps, int height,
-                         float* products);
+// Scales and middles of 16 columns of a group, from the p-th.
+struct Int8Head {
+    F16 scale, middle;
+
+    Int8Head(const Int8Layout& layout, const uint8_t* group, int p) {
+        if (layout.exact) {
+            const float* scales = reinterpret_cast<const float*>(group) + p;
+            scale = load(scales);
+            middle = load(scales + kTileColumns);
+        } else {
+            const uint16_t* scales = reinterpret_cast<const uint16_t*>(group) + p;
+            scale = load_half(scales) * set1(1.0f / kScaleFactor);
+            middle = fma(scale, set1(kMiddleCode), load(reinterpret_cast<const bf16*>(scales + kTileColumns)));
+        }
+    }
+
+    // What a group adds to an output: its sum of q times numbers, and the sum of those numbers.
+    F16 add(F16 total, F16 products, F16 sum) const { return fma(middle, sum, fma(scale, products, total)); }
+};
 
 class PackedInt8 {
 public:
