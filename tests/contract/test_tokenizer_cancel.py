@@ -203,12 +203,15 @@ async def test_every_outcome_is_counted_once_and_every_gauge_comes_back() -> Non
                 await fe.until_cancelled(request)
 
     async with running(default_model(), script) as service:
-        kinds = ["ok", "error", "invalid", "cancel", "deadline"] * 20
+        # Those with a deadline first: on a busy machine it must not pass before the call is read.
+        kinds = ["deadline"] * 20 + ["ok", "error", "invalid", "cancel"] * 20
         calls = []
         for number, kind in enumerate(kinds):
+            if number == 20:
+                await service.engine.wait_until(lambda: len(service.engine.requests) == 20)
             ids = [] if kind == "invalid" else [5]
             request = ids_request(ids, request_id=f"{kind}-{number}")
-            calls.append(service.stub.Generate(request, timeout=1.5 if kind == "deadline" else 30))
+            calls.append(service.stub.Generate(request, timeout=2.5 if kind == "deadline" else 30))
         await service.engine.wait_until(lambda: len(service.engine.requests) == 80)
         for kind, call in zip(kinds, calls, strict=True):
             if kind == "cancel":
