@@ -36,11 +36,11 @@ class AdapterOperator:
 
     async def load(self, name: str, time_left_s: float | None) -> pb.LoadAdapterResponse | Refusal:
         """`time_left_s`: how long the caller waits; None: for ever."""
-        outcomes = await self._everywhere("adapter_loaded", adapter_calls.load, name, time_left_s)
+        outcomes = await self._everywhere("load_adapter", adapter_calls.load, name, time_left_s)
         return outcomes if isinstance(outcomes, Refusal) else pb.LoadAdapterResponse(engines=outcomes)
 
     async def unload(self, name: str, time_left_s: float | None) -> pb.UnloadAdapterResponse | Refusal:
-        outcomes = await self._everywhere("adapter_unloaded", adapter_calls.unload, name, time_left_s)
+        outcomes = await self._everywhere("unload_adapter", adapter_calls.unload, name, time_left_s)
         return outcomes if isinstance(outcomes, Refusal) else pb.UnloadAdapterResponse(engines=outcomes)
 
     def all(self) -> Iterator[pb.ListAdaptersResponse]:
@@ -59,7 +59,7 @@ class AdapterOperator:
         timeout_s = TIMEOUT_SECONDS if time_left_s is None else min(TIMEOUT_SECONDS, _SHARE * time_left_s)
         refusals = await asyncio.gather(*(call(each, name, timeout_s) for each in connections))
         refused = sum(each is not None for each in refusals)
-        _log.info(event, adapter=name, engines=len(refusals) - refused, refused=refused)
+        _log.info(event, adapter=name, done=len(refusals) - refused, refused=refused)
         return [_outcome(each.address, why) for each, why in zip(connections, refusals, strict=True)]
 
     def _check(self, name: str) -> Refusal | None:
