@@ -76,7 +76,7 @@ def list_adapters(
         if json_output:
             print(as_json(engines))
         else:
-            show_table(("adapter", "engine", "state", "fingerprint"), list(_rows(engines)))
+            show_table(("adapter", "engine", "state", "fingerprint"), list(list_rows(engines)))
 
 
 def _show(outcomes: Sequence[EngineOutcome], json_output: bool) -> None:
@@ -89,7 +89,7 @@ def _show(outcomes: Sequence[EngineOutcome], json_output: bool) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _rows(engines: Sequence[EngineAdapters]) -> Iterator[tuple[str, str, str, str]]:
+def list_rows(engines: Sequence[EngineAdapters]) -> Iterator[tuple[str, str, str, str]]:
     """Every engine under every name, so that one that lacks it is seen."""
     known = [{adapter.name: adapter for adapter in engine.adapters} for engine in engines]
     for name in sorted({name for names in known for name in names}):

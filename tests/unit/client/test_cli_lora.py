@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenwire_client.cli_lora import _rows
+from tokenwire_client.cli_lora import list_rows
 from tokenwire_client.operator_adapters import Adapter, EngineAdapters
 
 RED = Adapter("red", "0123456789abcdef", in_memory=True)
@@ -15,7 +15,7 @@ GREEN = Adapter("green", "fedcba9876543210", in_memory=False)
 )
 def test_every_engine_stands_under_every_name(state: str, shown: str) -> None:
     engines = (EngineAdapters("a:1", "connected", (RED, GREEN)), EngineAdapters("b:1", state, ()))
-    assert list(_rows(engines)) == [
+    assert list(list_rows(engines)) == [
         ("green", "a:1", "on disk", "fedcba987654"),
         ("green", "b:1", shown, ""),
         ("red", "a:1", "in memory", "0123456789ab"),
@@ -26,4 +26,4 @@ def test_every_engine_stands_under_every_name(state: str, shown: str) -> None:
 def test_the_same_name_with_other_contents_is_seen() -> None:
     other = Adapter("red", "ffff", in_memory=True)
     engines = (EngineAdapters("a:1", "connected", (RED,)), EngineAdapters("b:1", "connected", (other,)))
-    assert [row[3] for row in _rows(engines)] == ["0123456789ab", "ffff"]
+    assert [row[3] for row in list_rows(engines)] == ["0123456789ab", "ffff"]
