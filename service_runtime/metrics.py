@@ -3,6 +3,7 @@
 Must not know: which metrics exist, when a service is ready.
 """
 
+import contextlib
 import platform
 import threading
 from collections import deque
@@ -117,6 +118,11 @@ class _Handler(WSGIRequestHandler):
     """Writes no log, and does not wait for ever for a request."""
 
     timeout = _WATCHER_TIMEOUT_S
+
+    def handle(self) -> None:
+        """A client that says nothing, or leaves, is no event: the library would write a traceback for each."""
+        with contextlib.suppress(OSError):
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
         return

@@ -1,6 +1,8 @@
 """The page equals the library's own, for every reader; the port answers nothing but its three paths."""
 
 import gzip
+import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from service_runtime import metrics
 from service_runtime.metrics import start_metrics_server
 from service_runtime.metrics_page import render_page
 
@@ -89,3 +92,21 @@ def test_a_reader_may_choose_series_by_name(url: str) -> None:
     _, page = status_of(url + "/metrics?name[]=share", "GET")
     assert "share 0.25" in page
     assert "tokens" not in page
+
+
+def test_clients_that_say_nothing_or_leave_write_no_traceback(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.1)
+    server = start_metrics_server(registry, "127.0.0.1", 0, lambda: True)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            silent.settimeout(30)
+            assert silent.recv(1) == b""  # it is the server that gives up
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            # A reset, not an end.
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gone.sendall(b"GET")
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
