@@ -110,7 +110,8 @@ def _nines(percent: float) -> float:
 
 
 def _log_scale(axes: Axes) -> None:
-    if any(len(line.get_xdata()) > 0 for line in axes.lines):  # type: ignore[arg-type]
+    """Where there is something to show: a rate at which nothing was answered has no latency."""
+    if math.isfinite(axes.dataLim.minposy):  # the least value above 0
         axes.set_yscale("log")
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))

@@ -19,8 +19,11 @@ EMPTY = '{"format": "tokenwire-load/1", "kind": %s, "created": "", "settings": {
 HOSTILE = '<script src="https://evil.example/x.js">alert(1)</script>'
 
 
-def a_sweep() -> Report:
-    rounds = tuple(round_of(rate=rate, ttft=0.01 * rate, errors=int(rate > 4)) for rate in (1.0, 2.0, 4.0, 8.0))
+def a_sweep(count: int = 20, tokens: int = 5) -> Report:
+    rounds = tuple(
+        round_of(rate=rate, ttft=0.01 * rate, errors=int(rate > 4 or not count), count=count, tokens=tokens)
+        for rate in (1.0, 2.0, 4.0, 8.0)
+    )
     knee = Knee(4.0, 8.0, "as few failures as possible")
     return Report("sweep", "now", {"target": "http there"}, {}, rounds, knee)
 
@@ -29,6 +32,8 @@ REPORTS = {
     "run": report_of(round_of(errors=2), round_of(seed=1)),
     "sweep": a_sweep(),
     "nothing ended well": report_of(round_of(count=0, errors=3)),
+    "a sweep in which nothing ended well": a_sweep(count=0),
+    "a sweep of single tokens": a_sweep(tokens=1),
 }
 
 
