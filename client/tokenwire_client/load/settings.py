@@ -55,6 +55,8 @@ class Server:
             raise ValueError(f"the target of kind {self.kind.value} must be {wanted}, got {self.address!r}")
         if "@" in self.address:
             raise ValueError("the target must hold no credentials: give keys as --api-key or --tenant")
+        if is_url and self.address.rstrip("/").endswith("/v1"):
+            raise ValueError(f"the target must be a URL without /v1, got {self.address!r}")
         if self.tls is not None and self.address.startswith("http://"):
             raise ValueError("flags of TLS need a target that begins with https://")
         if self.extra and self.kind is TargetKind.GRPC:

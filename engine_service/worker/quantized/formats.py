@@ -37,6 +37,8 @@ def _gptq(parts: Parts, scheme: Scheme) -> CodedMatrix:
     inputs, outputs = words.shape[0] * pack, words.shape[1]
     size = _check_groups(scheme, inputs)
     groups = -(-inputs // size)
+    if outputs % pack:
+        raise ValueError(f"qweight has {outputs} outputs, which zeros packed {pack} in a word cannot be of")
     _check(parts, "scales", (groups, outputs))
     _check(parts, "qzeros", (groups, outputs // pack))
     zeros = unpack(_words(parts, "qzeros"), scheme.bits, 1).float() + scheme.zero_offset
@@ -128,7 +130,7 @@ def _part(parts: Parts, name: str) -> torch.Tensor:
 
 def _words(parts: Parts, name: str) -> torch.Tensor:
     words = _part(parts, name)
-    if words.dtype is not torch.int32 or words.dim() != 2:
+    if words.dtype is not torch.int32 or words.dim() != 2 or not words.numel():
         raise ValueError(f"{name} has to be a matrix of int32, not {_describe(words)}")
     return words
 

@@ -86,6 +86,8 @@ _PACKED = Scheme(Layout.PACKED, 4, 8)
     ("scheme", "part", "tensor", "said"),
     [
         (_GPTQ, "qweight", torch.zeros(2, 8), "qweight has to be a matrix of int32, not 2 x 8 of float32"),
+        (_GPTQ, "qweight", torch.zeros(0, 8, dtype=torch.int32), "matrix of int32, not 0 x 8 of int32"),
+        (_GPTQ, "qweight", torch.zeros(2, 9, dtype=torch.int32), "qweight has 9 outputs"),
         (_GPTQ, "scales", torch.zeros(3, 8), "scales has to be 2 x 8, not 3 x 8 of float32"),
         (_GPTQ, "qzeros", torch.zeros(2, 2, dtype=torch.int32), "qzeros has to be 2 x 1, not 2 x 2 of int32"),
         (_GPTQ, "g_idx", torch.full((16,), 2), "g_idx names groups 2 to 2, but there are 2"),
