@@ -160,17 +160,21 @@ class AdapterDesk:
             del self._reading[known]
             if future.exception() is not None or future.result().fingerprint != known.fingerprint:
                 self._shelf.give_up()
-                self._refuse_all(known)
-            else:
-                self._shelf.install(known, future.result())
+                message = (
+                    f"the files of adapter {known.name!r} have changed or cannot be read; it has to be loaded again"
+                )
+                self._refuse_all(known, Refusal(RefusalCode.UNKNOWN_ADAPTER, message, "adapter"))
+            elif self._shelf.install(known, future.result()):
                 self._has_changed = True
+            else:
+                message = f"there is no memory for adapter {known.name!r} beside what is loaded"
+                self._refuse_all(known, Refusal(RefusalCode.QUEUE_FULL, message, retry_after_s=_RETRY_AFTER_S))
 
-    def _refuse_all(self, known: KnownAdapter) -> None:
-        message = f"the files of adapter {known.name!r} have changed or cannot be read; it has to be loaded again"
+    def _refuse_all(self, known: KnownAdapter, refusal: Refusal) -> None:
         for waiting in self._waiting.values():
             if waiting.known is known:
                 for request_id in _request_ids(waiting.command):
-                    waiting.aborted.setdefault(request_id, Refusal(RefusalCode.UNKNOWN_ADAPTER, message, "adapter"))
+                    waiting.aborted.setdefault(request_id, refusal)
 
     def _fetch_waited_for(self) -> None:
         """In the order of arrival, as far as there is room."""

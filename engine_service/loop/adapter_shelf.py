@@ -23,7 +23,9 @@ class ReadAdapter(Protocol):
 class AdapterWorker(Protocol):
     """What is needed of a worker. Both wait for the plans that were submitted before."""
 
-    def install_adapter(self, number: int, adapter: Any) -> None: ...
+    def install_adapter(self, number: int, adapter: Any) -> None:
+        """MemoryError where there is none for it; nothing of it is kept then."""
+        ...
 
     def drop_adapter(self, number: int) -> None: ...
 
@@ -95,15 +97,22 @@ class AdapterShelf:
         self._reserved += 1
         return True
 
-    def install(self, known: KnownAdapter, adapter: ReadAdapter) -> None:
-        """Takes the place that was reserved. Nobody could take out again what has left while its files were read."""
+    def install(self, known: KnownAdapter, adapter: ReadAdapter) -> bool:
+        """Takes the place that was reserved; False: the worker has no memory for it, and the place is free again.
+
+        Nobody could take out again what has left while its files were read.
+        """
         self._reserved -= 1
         if known.is_resident or self._has_left(known):
-            return
-        self.worker.install_adapter(known.number, adapter)
+            return True
+        try:
+            self.worker.install_adapter(known.number, adapter)
+        except MemoryError:
+            return False
         known.is_resident = True
         self.loads += 1
         self._use(known)
+        return True
 
     def give_up(self) -> None:
         """The place that was reserved is free again."""

@@ -158,9 +158,15 @@ class Worker:
         return read_adapter(folder, self._adapter_rules.shapes, self._adapter_rules.max_rank)
 
     def install_adapter(self, number: int, adapter: Adapter) -> None:
-        """Requests may have the adapter from now on, by this number, which none has now; 1 or more."""
-        with torch.inference_mode():
-            self._runner.install_adapter(number, adapter)
+        """Requests may have the adapter from now on, by this number, which none has now; 1 or more. MemoryError where
+        the device has no room for it; nothing of it is kept then."""
+        try:
+            with torch.inference_mode():
+                self._runner.install_adapter(number, adapter)
+        except (RuntimeError, MemoryError) as error:
+            # What torch and the kernels raise where memory ends. A device that fails otherwise fails in the next step.
+            self._runner.drop_adapter(number)
+            raise MemoryError(f"adapter {number} could not be installed") from error
 
     def drop_adapter(self, number: int) -> None:
         """No request has the adapter any more."""

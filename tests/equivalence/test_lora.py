@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from engine_service.core.sampling import SamplingParams
+from engine_service.worker.lora.adapter import Adapter, LowRank
 from tests.fixtures.adapters import FOUR, AdapterShape, PeftReference, write_adapter
 from tests.fixtures.checkpoints import HIST_VOCAB, write_hist, write_random_model
 from tests.fixtures.engine_run import EngineRun, EngineSize
@@ -68,6 +70,35 @@ CASES = {
     "small_pool": Case(EngineSize(num_blocks=20), preempts=True),
     "guessing": Case(EngineSize(max_draft_tokens=4), rounds=2),
 }
+
+
+class NoRoom(LowRank):
+    """A layer's update that finds no memory."""
+
+    def scaled_up(self, scale: float) -> torch.Tensor:
+        raise MemoryError(f"no room for {self.up.shape} times {scale}")
+
+
+def without_room_at_its_end(adapter: Adapter) -> Adapter:
+    last = list(adapter.updates)[-1]
+    return replace(adapter, updates={**adapter.updates, last: NoRoom(*adapter.updates[last])})
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_of_one_that_finds_no_memory_nothing_is_kept(
+    backend: str, folder: Path, adapters: dict[int, Path], answers: list[list[int]]
+) -> None:
+    """Its place may have another one, which is not mixed with what was there of it."""
+    run = opened(CASES["roomy"].size, folder, backend, {1: adapters[1], 2: adapters[2]})
+    try:
+        with pytest.raises(MemoryError):
+            run.install(3, adapters[4], without_room_at_its_end)
+        run.install(3, adapters[3])
+        wanted = {number: answers[place] for place, (prompt, number) in enumerate(MIXED) if prompt is PROMPTS[0]}
+        got = run.run([(PROMPTS[0], GREEDY)] * 4, adapters=[0, 1, 2, 3])
+        assert [answer.token_ids for answer in got] == [wanted[number] for number in (0, 1, 2, 3)]
+    finally:
+        run.close()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class World:
     files: dict[str, Content] = field(default_factory=dict)
     held: dict[int, Content] = field(default_factory=dict)
     reads: list[tuple[str, "Future[Content]"]] = field(default_factory=list)
+    too_large: set[str] = field(default_factory=set)
     wakes: int = 0
     last_id: int = 0
 
@@ -36,6 +37,8 @@ class World:
 
     def install_adapter(self, number: int, adapter: Content) -> None:
         assert number not in self.held
+        if adapter.fingerprint in self.too_large:
+            raise MemoryError
         self.held[number] = adapter
         assert len(self.held) <= self.places
 
@@ -226,3 +229,22 @@ def test_one_that_left_while_its_files_were_read_takes_no_place() -> None:
     world.finish_reads()
     assert [admitted(decided.command).adapter for decided in world.decide()] == ["a"]
     assert world.held_contents() == {"of a"}
+
+
+def test_one_that_finds_no_memory_is_refused_alone() -> None:
+    world = World()
+    world.add("a", "b", "c")
+    world.too_large.add("of c")
+    assert world.ask("c") is None
+    running = admitted(world.ask("b"))
+    world.finish_reads()
+    (decided,) = world.decide()
+    refused(decided.refusal, RefusalCode.QUEUE_FULL)
+    world.desk.ended(decided.command.request_id)
+    assert {state.name: state.is_resident for state in world.shelf.states()} == {"a": False, "b": True, "c": False}
+    world.too_large.clear()
+    assert world.ask("c") is None
+    world.finish_reads()
+    (decided,) = world.decide()
+    assert decided.refusal is None
+    world.desk.ended(running.request_id)
