@@ -21,9 +21,14 @@ SMALL_POOL_LENGTH = ("--max-model-len", "1000")
     ("flags", "preempts"),
     [
         pytest.param((), False, id="defaults"),
-        pytest.param(("--no-prefix-cache",), False, id="no prefix cache"),
+        pytest.param(("--no-prefix-cache",), False, id="no prefix cache", marks=pytest.mark.slow),
         pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH), True, id="64 blocks of 16, chunks of 64"),
-        pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH, "--no-prefix-cache"), True, id="small pool, no prefix cache"),
+        pytest.param(
+            (*SMALL_POOL, *SMALL_POOL_LENGTH, "--no-prefix-cache"),
+            True,
+            id="small pool, no prefix cache",
+            marks=pytest.mark.slow,
+        ),
         pytest.param((*SMALL_POOL, *SMALL_POOL_LENGTH, "--overlap"), True, id="small pool, overlapped"),
     ],
 )
