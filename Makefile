@@ -44,9 +44,8 @@ lint: setup ## style, types, import rules, protos
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 
-# Three on two cores: for a quarter of its time a test waits for processes, not for a core.
 test: lint ## everything that must be green: lint, then the whole default suite
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not gpu and not load"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu and not load"
 
 bench: setup ## compare targets, write .run/bench (TARGETS="tokenwire vllm" PEERS=folder BENCH="--rounds 3")
 	@$(BIN)/python -m benchmarks.serving.compare --targets $(or $(TARGETS),tokenwire tokenwire-engine inprocess) \
