@@ -5,9 +5,14 @@ service: what the log library prints unless it is told otherwise takes seconds, 
 """
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# What a shell runs in the background ignores Ctrl-C, and so would the commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import grpc.aio
 import pytest
