@@ -60,8 +60,11 @@ async def test_a_stage_that_was_not_reached_is_unset_and_a_refusal_has_none() ->
 
 async def test_preemptions_are_told() -> None:
     """Four requests of 40 tokens in a pool of 64: some give their blocks up, and each says how often it did."""
-    async with scripted_service(num_blocks=16, max_model_len=64) as service:
+    async with scripted_service(gated=True, num_blocks=16, max_model_len=64) as service:
         calls = [service.stub.Generate(generate_request([1 + place] * 8, 32)) for place in range(4)]
+        # All are there before the first has a token: one that came late would find the others' blocks free.
+        await until(lambda: len(service.handle._live) == 4)
+        service.worker.open_gate()
         finishes = [finish for _, finish in await asyncio.gather(*(collect(call) for call in calls))]
         counted = service.metric("preemptions_total")
     assert sum(finish.stages.preemptions for finish in finishes) == counted > 0
